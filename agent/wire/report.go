@@ -1,0 +1,103 @@
+package wire
+
+import "time"
+
+// Hello opens or reopens an agent's session. The first one joins the node:
+// over the Unix socket as the local operator, naming a pool or leaving the
+// choice to the server; over the network with a join token.
+type Hello struct {
+	Version   int       `json:"version"`
+	MachineID string    `json:"machineId"`
+	Hostname  string    `json:"hostname"`
+	PoolID    string    `json:"poolId,omitempty"`
+	JoinToken string    `json:"joinToken,omitempty"`
+	NodeID    string    `json:"nodeId,omitempty"` // of an earlier session, with its credential
+	Local     bool      `json:"local,omitempty"`  // the machine that the control plane runs on
+	Inventory Inventory `json:"inventory"`
+}
+
+// Welcome answers Hello. Without a node id the server has no pool for the
+// machine yet: Reason says why, for people, and the agent asks again.
+type Welcome struct {
+	Version          int    `json:"version"`
+	NodeID           string `json:"nodeId,omitempty"`
+	PoolID           string `json:"poolId,omitempty"`
+	Credential       string `json:"credential,omitempty"` // bcn_…, given once, to be kept 0600
+	HeartbeatSeconds int    `json:"heartbeatSeconds"`
+	Reason           string `json:"reason,omitempty"`
+}
+
+// InventoryReport carries the whole inventory, sent when it changes.
+type InventoryReport struct {
+	NodeID    string    `json:"nodeId"`
+	Hash      string    `json:"hash"` // of the inventory's JSON, sha256, 16 hex digits
+	Inventory Inventory `json:"inventory"`
+}
+
+// Heartbeat says that the node is alive and how far it has come. It stays
+// under 1 KiB on a quiet node: units and checks are sent when they change and
+// in the first heartbeat of a session.
+type Heartbeat struct {
+	NodeID        string `json:"nodeId"`
+	InventoryHash string `json:"inventoryHash"`
+	Generation    int64  `json:"generation"` // the last NodeSpec taken up, 0: none
+
+	Units  []UnitStatus  `json:"units,omitempty"`
+	Checks []CheckResult `json:"checks,omitempty"`
+
+	// Bindings lists the reservations this node enforces now, when they changed.
+	Bindings *[]BindingStatus `json:"bindings,omitempty"`
+}
+
+// HeartbeatReply tells the agent what the server lacks.
+type HeartbeatReply struct {
+	Generation   int64 `json:"generation"`              // the newest NodeSpec's
+	SendAll      bool  `json:"sendAll,omitempty"`       // units, checks and bindings, whole
+	SendInv      bool  `json:"sendInventory,omitempty"` // the inventory, whole
+	Gone         bool  `json:"gone,omitempty"`          // the node was removed: say hello again
+	RetrySeconds int   `json:"retrySeconds,omitempty"`
+}
+
+// UnitState is how far a config unit has come on a node.
+type UnitState string
+
+// The states of a unit. NotApplicable, Partial and the pending ones do not
+// degrade the node by themselves; Conflict and Failed do.
+const (
+	InSync        UnitState = "InSync"
+	Partial       UnitState = "Partial" // got less than wanted
+	PendingReboot UnitState = "PendingReboot"
+	PendingIdle   UnitState = "PendingIdle"   // waits until its GPUs are free
+	NotApplicable UnitState = "NotApplicable" // no such hardware here
+	Unsupported   UnitState = "Unsupported"   // this host or this agent cannot
+	Conflict      UnitState = "Conflict"      // someone else keeps changing it
+	Failed        UnitState = "Failed"
+)
+
+// UnitStatus is what became of one unit.
+type UnitStatus struct {
+	Kind   UnitKind  `json:"kind"`
+	State  UnitState `json:"state"`
+	Reason string    `json:"reason,omitempty"` // for people
+	Wanted string    `json:"wanted,omitempty"`
+	Got    string    `json:"got,omitempty"`
+	Since  time.Time `json:"since"`
+}
+
+// CheckResult is what an acceptance check found.
+type CheckResult struct {
+	Kind   string    `json:"kind"`
+	Passed bool      `json:"passed"`
+	Reason string    `json:"reason,omitempty"` // names the device and the reading
+	At     time.Time `json:"at"`
+}
+
+// BindingStatus is what became of one binding. A binding that is listed and
+// not failed is in force; one that is no longer listed is torn down.
+type BindingStatus struct {
+	ReservationID string `json:"reservationId"`
+	Failed        string `json:"failed,omitempty"` // why it is not in force
+	// Unenforced says that the binding is only booked: this host, or an agent
+	// that may not change the host, cannot wall it in.
+	Unenforced bool `json:"unenforced,omitempty"`
+}
