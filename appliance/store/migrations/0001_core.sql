@@ -96,8 +96,7 @@ CREATE TABLE nodes (
   conditions_json TEXT NOT NULL,
   units_json      TEXT NOT NULL,
   checks_json     TEXT NOT NULL,
-  generation      INTEGER NOT NULL, -- of spec_json
-  spec_json       TEXT NOT NULL,    -- the NodeSpec without its bindings
+  spec_json       TEXT NOT NULL, -- the NodeSpec without its bindings and generation
   inventory_hash  TEXT NOT NULL,
   joined_at       INTEGER NOT NULL,
   removed_at      INTEGER
@@ -112,14 +111,14 @@ CREATE TABLE node_inventories (
   body    TEXT NOT NULL
 ) STRICT, WITHOUT ROWID;
 
--- allocated is the sum of the live bookings, in the same transaction.
-CREATE TABLE node_resources (
-  node_id    TEXT NOT NULL REFERENCES nodes(id),
-  resource   TEXT NOT NULL,
-  total      INTEGER NOT NULL CHECK (total >= 0),
-  allocated  INTEGER NOT NULL CHECK (allocated >= 0),
-  overcommit REAL NOT NULL,
-  PRIMARY KEY (node_id, resource)
+-- What changes with each booking, apart from the node's wide row: resources is
+-- a JSON array of {resource, total, allocated, overcommit}, where allocated is
+-- the sum of the live bookings in the same transaction; generation is that of
+-- the NodeSpec, bindings included.
+CREATE TABLE node_ledgers (
+  node_id    TEXT PRIMARY KEY REFERENCES nodes(id),
+  generation INTEGER NOT NULL,
+  resources  TEXT NOT NULL
 ) STRICT, WITHOUT ROWID;
 
 CREATE TABLE reservations (
