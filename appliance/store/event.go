@@ -1,0 +1,76 @@
+package store
+
+import (
+	"encoding/json"
+
+	"github.com/bettercompute/bc/appliance"
+)
+
+// Entry is one event as it is kept: what readers see, who else may read it,
+// and the trail of who did it.
+type Entry struct {
+	appliance.Event
+	Reader   string // a second tenant that may read it
+	ToPool   bool   // whoever sees the pool may read it
+	Actor    string
+	Policies string // those that permitted the write, joined by commas
+}
+
+// Emit stores an event in the transaction that causes it and gives its
+// sequence number. Data is written as JSON; nil is {}.
+func (tx *Tx) Emit(e Entry, data any) (seq int64, err error) {
+	body := "{}"
+	if data != nil {
+		body = toJSON(data)
+	}
+	err = tx.QueryRow(`INSERT INTO events (type, tenant_id, reader_id, pool_id, to_pool, subject, at, data, actor, policies)
+		VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING seq`,
+		e.Type, e.TenantID, e.Reader, e.PoolID, e.ToPool, e.Subject, e.At, body, e.Actor, e.Policies).Scan(&seq)
+	return seq, err
+}
+
+// Events lists what a tenant may read after a sequence number, in order: its
+// own events, those addressed to it, and those of pools that it sees.
+func (tx *Tx) Events(tenant string, after int64, limit int) ([]appliance.Event, error) {
+	return collect(tx, scanEvent, `SELECT seq, type, tenant_id, pool_id, subject, at, data FROM events e
+		WHERE seq > ?2 AND (tenant_id = ?1 OR reader_id = ?1
+			OR to_pool AND EXISTS (SELECT 1 FROM pool_authz a WHERE a.tenant_id = ?1 AND a.pool_id = e.pool_id))
+		ORDER BY seq LIMIT ?3`, tenant, after, limit)
+}
+
+func scanEvent(r *Rows) (e appliance.Event, err error) {
+	var data string
+	err = r.Scan(&e.Seq, &e.Type, &e.TenantID, &e.PoolID, &e.Subject, &e.At, &data)
+	e.Data = json.RawMessage(data)
+	return e, err
+}
+
+// LastSeq is the sequence number of the newest event, 0 if there is none.
+func (tx *Tx) LastSeq() (n int64, err error) {
+	err = tx.QueryRow(`SELECT coalesce(max(seq), 0) FROM events`).Scan(&n)
+	return n, err
+}
+
+// Denial is a write that was denied.
+type Denial struct {
+	At       appliance.Time
+	Actor    string
+	Address  string
+	Action   appliance.Action
+	Tenant   string
+	Subject  string
+	Policies string
+}
+
+// InsertDenial adds to the trail of denied writes and keeps the newest 100,000.
+func (tx *Tx) InsertDenial(d Denial) error {
+	var seq int64
+	err := tx.QueryRow(`INSERT INTO denials (at, actor, address, action, tenant_id, subject, policies)
+		VALUES (?, ?, ?, ?, ?, ?, ?) RETURNING seq`,
+		d.At, d.Actor, d.Address, d.Action, d.Tenant, d.Subject, d.Policies).Scan(&seq)
+	if err != nil {
+		return err
+	}
+	_, err = tx.Exec(`DELETE FROM denials WHERE seq <= ?`, seq-100_000)
+	return err
+}

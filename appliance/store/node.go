@@ -1,0 +1,135 @@
+package store
+
+import (
+	"errors"
+
+	"github.com/bettercompute/bc/agent/wire"
+	"github.com/bettercompute/bc/appliance"
+)
+
+// NodeRecord is a node's row: what is known of it apart from its inventory and
+// its counters.
+type NodeRecord struct {
+	ID             string
+	PoolID         string
+	MachineID      string
+	Hostname       string
+	Role           appliance.NodeRole
+	Control        appliance.NodeControl
+	State          appliance.NodeState
+	Hold           appliance.NodeState // "", cordoned or draining: what an operator set
+	Simulated      bool
+	Local          bool
+	CredentialHash []byte
+	Labels         map[string]string
+	Conditions     []appliance.Condition
+	Units          []appliance.Unit
+	Checks         []wire.CheckResult
+	Spec           wire.NodeSpec // without generation and bindings
+	InventoryHash  string
+	JoinedAt       appliance.Time
+	RemovedAt      *appliance.Time
+}
+
+const nodeColumns = `id, pool_id, machine_id, hostname, role, control, state, hold, simulated, local, credential_hash,
+	labels_json, conditions_json, units_json, checks_json, spec_json, inventory_hash, joined_at, removed_at`
+
+func scanNode(r *Rows) (n NodeRecord, err error) {
+	var labels, conditions, units, checks, spec string
+	if err := r.Scan(&n.ID, &n.PoolID, &n.MachineID, &n.Hostname, &n.Role, &n.Control, &n.State, &n.Hold, &n.Simulated, &n.Local, &n.CredentialHash,
+		&labels, &conditions, &units, &checks, &spec, &n.InventoryHash, &n.JoinedAt, &n.RemovedAt); err != nil {
+		return n, err
+	}
+	return n, errors.Join(fromJSON(labels, &n.Labels), fromJSON(conditions, &n.Conditions), fromJSON(units, &n.Units),
+		fromJSON(checks, &n.Checks), fromJSON(spec, &n.Spec))
+}
+
+// PutNode makes or replaces a node's row.
+func (tx *Tx) PutNode(n NodeRecord) error {
+	if n.Labels == nil {
+		n.Labels = map[string]string{}
+	}
+	_, err := tx.Exec(`INSERT INTO nodes (`+nodeColumns+`) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+		ON CONFLICT (id) DO UPDATE SET pool_id = excluded.pool_id, hostname = excluded.hostname, role = excluded.role,
+			control = excluded.control, state = excluded.state, hold = excluded.hold, simulated = excluded.simulated, local = excluded.local,
+			credential_hash = excluded.credential_hash, labels_json = excluded.labels_json, conditions_json = excluded.conditions_json,
+			units_json = excluded.units_json, checks_json = excluded.checks_json, spec_json = excluded.spec_json,
+			inventory_hash = excluded.inventory_hash, removed_at = excluded.removed_at`,
+		n.ID, n.PoolID, n.MachineID, n.Hostname, n.Role, n.Control, n.State, n.Hold, n.Simulated, n.Local, n.CredentialHash,
+		toJSON(n.Labels), toJSON(n.Conditions), toJSON(n.Units), toJSON(n.Checks), toJSON(n.Spec), n.InventoryHash, n.JoinedAt, n.RemovedAt)
+	return err
+}
+
+// Node reads one node, removed ones too.
+func (tx *Tx) Node(id string) (NodeRecord, error) {
+	return one(tx, "node", scanNode, `SELECT `+nodeColumns+` FROM nodes WHERE id = ?`, id)
+}
+
+// LiveNodes lists every node that is not removed.
+func (tx *Tx) LiveNodes() ([]NodeRecord, error) {
+	return collect(tx, scanNode, `SELECT `+nodeColumns+` FROM nodes WHERE removed_at IS NULL ORDER BY id`)
+}
+
+// NodesSeen lists the live nodes in pools that a tenant sees, or in one of
+// them, in order of id, after a cursor.
+func (tx *Tx) NodesSeen(tenant, pool, after string, limit int) ([]NodeRecord, error) {
+	return collect(tx, scanNode, `SELECT `+nodeColumns+` FROM nodes
+		WHERE removed_at IS NULL AND id > ?3 AND (?2 = '' OR pool_id = ?2)
+			AND pool_id IN (SELECT pool_id FROM pool_authz WHERE tenant_id = ?1)
+		ORDER BY id LIMIT ?4`, tenant, pool, after, limit)
+}
+
+// PutInventory keeps a node's last inventory.
+func (tx *Tx) PutInventory(node string, inv wire.Inventory) error {
+	_, err := tx.Exec(`INSERT INTO node_inventories (node_id, body) VALUES (?, ?)
+		ON CONFLICT (node_id) DO UPDATE SET body = excluded.body`, node, toJSON(inv))
+	return err
+}
+
+// Inventory reads a node's last inventory.
+func (tx *Tx) Inventory(node string) (wire.Inventory, error) {
+	return one(tx, "node", func(r *Rows) (inv wire.Inventory, err error) {
+		var body string
+		if err := r.Scan(&body); err != nil {
+			return inv, err
+		}
+		return inv, fromJSON(body, &inv)
+	}, `SELECT body FROM node_inventories WHERE node_id = ?`, node)
+}
+
+// NodeLedger is what changes with each booking of a node.
+type NodeLedger struct {
+	NodeID     string
+	Generation int64 // of the NodeSpec, bindings included
+	Resources  []appliance.ResourceRow
+}
+
+func scanLedger(r *Rows) (l NodeLedger, err error) {
+	var body string
+	if err := r.Scan(&l.NodeID, &l.Generation, &body); err != nil {
+		return l, err
+	}
+	return l, fromJSON(body, &l.Resources)
+}
+
+// PutLedger makes or replaces a node's counters.
+func (tx *Tx) PutLedger(l NodeLedger) error {
+	if l.Resources == nil {
+		l.Resources = []appliance.ResourceRow{}
+	}
+	_, err := tx.Exec(`INSERT INTO node_ledgers (node_id, generation, resources) VALUES (?, ?, ?)
+		ON CONFLICT (node_id) DO UPDATE SET generation = excluded.generation, resources = excluded.resources`,
+		l.NodeID, l.Generation, toJSON(l.Resources))
+	return err
+}
+
+// Ledger reads a node's counters.
+func (tx *Tx) Ledger(node string) (NodeLedger, error) {
+	return one(tx, "node", scanLedger, `SELECT node_id, generation, resources FROM node_ledgers WHERE node_id = ?`, node)
+}
+
+// Ledgers reads the counters of every live node, in order of node.
+func (tx *Tx) Ledgers() ([]NodeLedger, error) {
+	return collect(tx, scanLedger, `SELECT l.node_id, l.generation, l.resources FROM node_ledgers l
+		JOIN nodes n ON n.id = l.node_id AND n.removed_at IS NULL ORDER BY l.node_id`)
+}

@@ -1,0 +1,99 @@
+package store
+
+import (
+	"errors"
+
+	"github.com/bettercompute/bc/appliance"
+)
+
+// Claim is a reservation with its place in the queue: the sequence number of
+// its first event, which is the order of creation.
+type Claim struct {
+	appliance.Reservation
+	Queue int64
+}
+
+func scanClaim(r *Rows) (c Claim, err error) {
+	var body string
+	if err := r.Scan(&c.Queue, &body); err != nil {
+		return c, err
+	}
+	return c, fromJSON(body, &c.Reservation)
+}
+
+// InsertReservation adds a reservation.
+func (tx *Tx) InsertReservation(c Claim) error {
+	_, err := tx.Exec(`INSERT INTO reservations (id, tenant_id, pool_id, state, queue, expires_at, body) VALUES (?, ?, ?, ?, ?, ?, ?)`,
+		c.ID, c.TenantID, c.PoolID, c.State, c.Queue, c.ExpiresAt, toJSON(c.Reservation))
+	return err
+}
+
+// UpdateReservation writes a reservation that was in the given state; it tells
+// whether it still was.
+func (tx *Tx) UpdateReservation(c Claim, from appliance.ReservationState) (bool, error) {
+	changed, err := tx.Exec(`UPDATE reservations SET state = ?, expires_at = ?, body = ? WHERE id = ? AND state = ?`,
+		c.State, c.ExpiresAt, toJSON(c.Reservation), c.ID, from)
+	return changed == 1, err
+}
+
+// Reservation reads one reservation.
+func (tx *Tx) Reservation(id string) (Claim, error) {
+	return one(tx, "reservation", scanClaim, `SELECT queue, body FROM reservations WHERE id = ?`, id)
+}
+
+// FindReservation reads one reservation if it is there.
+func (tx *Tx) FindReservation(id string) (c Claim, found bool, err error) {
+	c, err = tx.Reservation(id)
+	var refusal *appliance.Error
+	if errors.As(err, &refusal) {
+		return c, false, nil
+	}
+	return c, err == nil, err
+}
+
+// Reservations lists a tenant's reservations in any of the states, in order of
+// id, after a cursor. An empty pool does not narrow.
+func (tx *Tx) Reservations(tenant, pool string, states []appliance.ReservationState, after string, limit int) ([]Claim, error) {
+	return collect(tx, scanClaim, `SELECT queue, body FROM reservations
+		WHERE tenant_id = ?1 AND id > ?2 AND (?3 = '' OR pool_id = ?3)
+			AND state IN (SELECT value FROM json_each(?4))
+		ORDER BY id LIMIT ?5`, tenant, after, pool, toJSON(states), limit)
+}
+
+// LiveReservations lists every reservation that is pending, placed or active,
+// in order of creation.
+func (tx *Tx) LiveReservations() ([]Claim, error) {
+	return collect(tx, scanClaim, `SELECT queue, body FROM reservations
+		WHERE state IN ('pending', 'placed', 'active') ORDER BY queue`)
+}
+
+// BookAtoms marks atoms of a node as held. An atom that is held already is a
+// fault of ours: the file refuses it.
+func (tx *Tx) BookAtoms(node, reservation string, atoms []string) error {
+	for _, a := range atoms {
+		if _, err := tx.Exec(`INSERT INTO atoms (node_id, atom, reservation_id) VALUES (?, ?, ?)`, node, a, reservation); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// FreeAtoms gives back the atoms that a reservation holds on a node.
+func (tx *Tx) FreeAtoms(node, reservation string, atoms []string) error {
+	for _, a := range atoms {
+		if _, err := tx.Exec(`DELETE FROM atoms WHERE node_id = ? AND atom = ? AND reservation_id = ?`, node, a, reservation); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// HeldAtom is one row of what is held.
+type HeldAtom struct{ NodeID, Atom, ReservationID string }
+
+// HeldAtoms lists everything that is held, in order of node and atom.
+func (tx *Tx) HeldAtoms() ([]HeldAtom, error) {
+	return collect(tx, func(r *Rows) (h HeldAtom, err error) {
+		return h, r.Scan(&h.NodeID, &h.Atom, &h.ReservationID)
+	}, `SELECT node_id, atom, reservation_id FROM atoms ORDER BY node_id, atom`)
+}

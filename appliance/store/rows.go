@@ -1,0 +1,82 @@
+package store
+
+import (
+	"encoding/json"
+	"errors"
+
+	"github.com/bettercompute/bc/appliance"
+)
+
+// collect reads every row of a query.
+func collect[T any](tx *Tx, scan func(*Rows) (T, error), query string, args ...any) ([]T, error) {
+	rows, err := tx.Query(query, args...)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	out := []T{}
+	for rows.Next() {
+		v, err := scan(rows)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, v)
+	}
+	return out, rows.Err()
+}
+
+// one reads the first row of a query, or answers that there is no such thing.
+func one[T any](tx *Tx, thing string, scan func(*Rows) (T, error), query string, args ...any) (T, error) {
+	all, err := collect(tx, scan, query, args...)
+	if err == nil && len(all) == 0 {
+		err = appliance.NoSuch(thing)
+	}
+	if err != nil {
+		var zero T
+		return zero, err
+	}
+	return all[0], nil
+}
+
+// Page cuts a list that was read one longer than asked, and names the cursor
+// of the next page.
+func Page[T any](items []T, size int, cursor func(T) string) appliance.List[T] {
+	if len(items) <= size {
+		return appliance.List[T]{Items: items}
+	}
+	items = items[:size]
+	return appliance.List[T]{Items: items, NextCursor: cursor(items[size-1])}
+}
+
+// toJSON writes a value of ours that always can be written.
+func toJSON(v any) string {
+	b, err := json.Marshal(v)
+	if err != nil {
+		panic("store: " + err.Error()) // a type of ours that JSON cannot hold; the writer answers INTERNAL
+	}
+	return string(b)
+}
+
+// fromJSON reads what toJSON wrote.
+func fromJSON(text string, into any) error {
+	if err := json.Unmarshal([]byte(text), into); err != nil {
+		return errors.Join(errors.New("a row holds JSON that this version cannot read"), err)
+	}
+	return nil
+}
+
+// SetMeta keeps one value for the file as a whole.
+func (tx *Tx) SetMeta(key, value string) error {
+	_, err := tx.Exec(`INSERT INTO meta (key, value) VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value`, key, value)
+	return err
+}
+
+// Meta reads what SetMeta kept; empty if nothing was.
+func (tx *Tx) Meta(key string) (string, error) {
+	var v string
+	err := tx.QueryRow(`SELECT value FROM meta WHERE key = ?`, key).Scan(&v)
+	if errors.Is(err, ErrNoRows) {
+		return "", nil
+	}
+	return v, err
+}
