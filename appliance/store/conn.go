@@ -1,0 +1,285 @@
+package store
+
+import (
+	"context"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+)
+
+// Memory and sizes of a connection. A page is 4 KiB.
+const (
+	writerCacheKiB = 8 << 10
+	readerCacheKiB = 2 << 10
+
+	// The write-ahead log is copied into the database at about 4 MiB, which is
+	// SQLite's default, and then overwritten from its start: overwriting syncs
+	// in half the time of appending. It is cut back to the limit if a long read
+	// let it grow past that.
+	walCheckpointPages = 1000
+	walKeptBytes       = 16 << 20
+
+	busyMillis = 5000 // only another program can hold the file's lock
+
+	maxCachedStatements = 256
+)
+
+// conn is one SQLite connection with its prepared statements. One goroutine at
+// a time uses it.
+type conn struct {
+	raw   driver.Conn
+	stmts map[string]*stmt // by SQL text
+}
+
+type access int
+
+const (
+	readWrite access = iota
+	readOnly
+)
+
+// pragmas are set on every connection, for SQLite keeps them by connection.
+func pragmas(a access, synchronous string) []string {
+	cache := writerCacheKiB
+	if a == readOnly {
+		cache = readerCacheKiB
+	}
+	list := []string{
+		fmt.Sprintf("busy_timeout = %d", busyMillis),
+		"foreign_keys = ON",
+		"trusted_schema = OFF",
+		"temp_store = MEMORY",
+		fmt.Sprintf("cache_size = -%d", cache),
+		fmt.Sprintf("journal_size_limit = %d", walKeptBytes),
+		fmt.Sprintf("wal_autocheckpoint = %d", walCheckpointPages),
+		"synchronous = " + synchronous,
+	}
+	if a == readOnly {
+		return append(list, "query_only = ON")
+	}
+	return append(list, "journal_mode = WAL")
+}
+
+// uri names a file for SQLite; no mode makes a file that is not there.
+func uri(path string, a access) string {
+	mode := "rw"
+	if a == readOnly {
+		mode = "ro"
+	}
+	escaped := strings.NewReplacer("%", "%25", "?", "%3f", "#", "%23").Replace(path)
+	return "file:" + escaped + "?mode=" + mode
+}
+
+// connect opens the file at path, which must exist, and sets the pragmas.
+func connect(path string, a access, synchronous string) (*conn, error) {
+	raw, err := open(uri(path, a))
+	if err != nil {
+		return nil, err
+	}
+	c := &conn{raw: raw, stmts: map[string]*stmt{}}
+	for _, p := range pragmas(a, synchronous) {
+		if err := c.script("PRAGMA " + p); err != nil {
+			return nil, errors.Join(fmt.Errorf("PRAGMA %s: %w", p, err), raw.Close())
+		}
+	}
+	return c, nil
+}
+
+func (c *conn) close() error {
+	var errs []error
+	for _, s := range c.stmts {
+		errs = append(errs, s.prepared.Close())
+	}
+	return errors.Join(append(errs, c.raw.Close())...)
+}
+
+// script runs any number of statements, unprepared.
+func (c *conn) script(text string) error {
+	_, err := c.raw.(driver.ExecerContext).ExecContext(context.Background(), text, nil)
+	return err
+}
+
+// exec runs one cached statement without arguments, such as COMMIT.
+func (c *conn) exec(query string) error {
+	s, err := c.stmt(query)
+	if err != nil {
+		return err
+	}
+	defer s.release()
+	return s.run()
+}
+
+// scan reads the first row of a query without arguments, such as a pragma's.
+func (c *conn) scan(query string, dest ...any) error {
+	tx := Tx{c: c, ctx: context.Background()}
+	return tx.QueryRow(query).Scan(dest...)
+}
+
+// stmt is a prepared statement and what one use of it needs.
+type stmt struct {
+	prepared driver.Stmt
+	query    string
+	args     []driver.NamedValue
+	row      []driver.Value
+	params   int  // -1 where the driver does not say
+	writes   bool // it is not a plain query
+	cached   bool
+	busy     bool
+}
+
+// stmt gives the prepared statement of a text. A text that is in use (a query
+// inside the loop over the same query) or that comes when the cache is full is
+// prepared for this one use.
+func (c *conn) stmt(query string) (*stmt, error) {
+	s, ok := c.stmts[query]
+	if ok && !s.busy {
+		s.busy = true
+		return s, nil
+	}
+	prepared, err := c.raw.Prepare(query)
+	if err != nil {
+		return nil, err
+	}
+	s = &stmt{prepared: prepared, query: query, params: prepared.NumInput(), writes: writes(query), busy: true}
+	if !ok && len(c.stmts) < maxCachedStatements {
+		s.cached = true
+		c.stmts[query] = s
+	}
+	return s, nil
+}
+
+// release ends one use.
+func (s *stmt) release() {
+	s.busy = false
+	clear(s.args) // hold on to nothing of the caller's
+	clear(s.row)
+	if !s.cached {
+		_ = s.prepared.Close() // its outcome was told by the statement itself
+	}
+}
+
+// bind makes the arguments of one use.
+func (s *stmt) bind(args []any) error {
+	if s.params >= 0 && s.params != len(args) {
+		return fmt.Errorf("store: %d arguments for %d parameters", len(args), s.params)
+	}
+	s.args = s.args[:0]
+	for i, a := range args {
+		v, err := bindable(a)
+		if err != nil {
+			return fmt.Errorf("store: argument %d: %w", i+1, err)
+		}
+		s.args = append(s.args, driver.NamedValue{Ordinal: i + 1, Value: v})
+	}
+	return nil
+}
+
+// run executes the statement with its bound arguments.
+func (s *stmt) run() error {
+	_, err := s.prepared.(driver.StmtExecContext).ExecContext(context.Background(), s.args)
+	return err
+}
+
+// writes says whether a statement may write. It errs on the side of yes.
+func writes(query string) bool {
+	text := strings.TrimSpace(query)
+	word, _, _ := strings.Cut(text, " ")
+	if i := strings.IndexAny(word, "\n\t("); i >= 0 {
+		word = word[:i]
+	}
+	switch strings.ToUpper(word) {
+	case "SELECT", "VALUES", "EXPLAIN", "PRAGMA":
+		return false
+	case "WITH":
+		u := strings.ToUpper(text)
+		return strings.Contains(u, "INSERT ") || strings.Contains(u, "UPDATE ") || strings.Contains(u, "DELETE ")
+	}
+	return true
+}
+
+// Rows are the rows of one query. They are closed by the end of the rows, by
+// Close, and at the latest by the end of the transaction.
+type Rows struct {
+	tx    *Tx
+	s     *stmt
+	rows  driver.Rows
+	count int
+	err   error
+}
+
+// Next goes to the next row and says whether there is one; when not, Err says
+// why.
+func (r *Rows) Next() bool {
+	if r.rows == nil {
+		return false
+	}
+	if r.count++; r.count%256 == 0 && r.tx.ctx.Err() != nil {
+		r.err = context.Cause(r.tx.ctx)
+		r.Close()
+		return false
+	}
+	if err := r.rows.Next(r.s.row); err != nil {
+		if err != io.EOF {
+			r.err = r.tx.failed(r.s.query, err)
+		}
+		r.Close()
+		return false
+	}
+	return true
+}
+
+// Scan reads the columns of the row into pointers, in order: to strings,
+// integers, floats, bool, []byte, [appliance.Time] (from milliseconds since
+// 1970), any type of such a kind, or a pointer to one of these for a column that
+// may be NULL. NULL leaves the zero value in a destination that is not a pointer.
+func (r *Rows) Scan(dest ...any) error {
+	if r.rows == nil {
+		return errors.New("store: Scan without a row")
+	}
+	if len(dest) != len(r.s.row) {
+		return fmt.Errorf("store: %d destinations for %d columns of %s", len(dest), len(r.s.row), r.s.query)
+	}
+	for i, d := range dest {
+		if err := scanInto(d, r.s.row[i]); err != nil {
+			return fmt.Errorf("store: column %d (%s): %w", i+1, r.rows.Columns()[i], err)
+		}
+	}
+	return nil
+}
+
+// Err is what ended the rows early; nil if they were read to their end.
+func (r *Rows) Err() error { return r.err }
+
+// Close ends the query; it may be called again.
+func (r *Rows) Close() {
+	if r.rows == nil {
+		return
+	}
+	_ = r.rows.Close() // reset repeats the error of the last step, which Next has told
+	r.rows = nil
+	r.s.release()
+	r.tx.forget(r)
+}
+
+// Row is the first row of a query.
+type Row struct {
+	rows *Rows
+	err  error
+}
+
+// Scan reads the row as [Rows.Scan] does; ErrNoRows if there is none.
+func (r Row) Scan(dest ...any) error {
+	if r.err != nil {
+		return r.err
+	}
+	defer r.rows.Close()
+	if !r.rows.Next() {
+		if err := r.rows.Err(); err != nil {
+			return err
+		}
+		return ErrNoRows
+	}
+	return r.rows.Scan(dest...)
+}

@@ -1,0 +1,133 @@
+package store
+
+import (
+	"context"
+	"database/sql/driver"
+)
+
+// Tx is what a function given to [Store.Write] or [Store.Read] works with. It
+// is of no use after the function has returned, nor on another goroutine.
+//
+// Errors of statements carry SQLite's; a rows function turns what the caller
+// can act on (a name that is taken) into a refusal. After the disk has failed a
+// statement, every later one of the same function fails too, and so does its
+// write, whatever the function returns: the transaction may be gone by then.
+type Tx struct {
+	c     *conn
+	ctx   context.Context
+	w     *writer // nil in a read
+	open  []*Rows
+	wrote bool  // some row was changed
+	fatal error // SQLite may have ended the transaction
+}
+
+// Exec runs a statement and says how many rows it changed. Parameters are ? or
+// ?N; bindable says what an argument may be.
+func (tx *Tx) Exec(query string, args ...any) (changed int64, err error) {
+	s, err := tx.prepare(query, args)
+	if err != nil {
+		return 0, err
+	}
+	defer s.release()
+	res, err := s.prepared.(driver.StmtExecContext).ExecContext(context.Background(), s.args)
+	if err != nil {
+		return 0, tx.failed(query, err)
+	}
+	if s.writes {
+		changed, _ = res.RowsAffected() // neither driver has an error for it
+		tx.wrote = tx.wrote || changed > 0
+	}
+	return changed, nil
+}
+
+// Query runs a query, or a statement with RETURNING, for its rows.
+func (tx *Tx) Query(query string, args ...any) (*Rows, error) {
+	s, err := tx.prepare(query, args)
+	if err != nil {
+		return nil, err
+	}
+	rows, err := s.prepared.(driver.StmtQueryContext).QueryContext(context.Background(), s.args)
+	if err != nil {
+		s.release()
+		return nil, tx.failed(query, err)
+	}
+	if n := len(rows.Columns()); len(s.row) != n {
+		s.row = make([]driver.Value, n)
+	}
+	tx.wrote = tx.wrote || s.writes
+	r := &Rows{tx: tx, s: s, rows: rows}
+	tx.open = append(tx.open, r)
+	return r, nil
+}
+
+// QueryRow runs a query for its first row; errors wait for [Row.Scan].
+func (tx *Tx) QueryRow(query string, args ...any) Row {
+	rows, err := tx.Query(query, args...)
+	return Row{rows: rows, err: err}
+}
+
+// Undo gives a function that puts back what this write changed in memory. Those
+// of one write run last to first, on the writer's goroutine, when the write is
+// rolled back, be it for its own error or because the shared commit failed.
+// They must not panic: memory would no longer equal the rows, so the process ends.
+func (tx *Tx) Undo(f func()) { tx.w.undo = append(tx.w.undo, f) }
+
+// Done gives a function that runs on the writer's goroutine once the write is
+// durable, before Write returns. It must be short, for the next writes wait,
+// must not call Write, and must not panic.
+func (tx *Tx) Done(f func()) { tx.w.done = append(tx.w.done, f) }
+
+// Touch names something that this write changed, such as a pool's id, for those
+// who wait with [Store.ChangedIn].
+func (tx *Tx) Touch(topic string) { tx.w.topics = append(tx.w.topics, topic) }
+
+func (tx *Tx) prepare(query string, args []any) (*stmt, error) {
+	if tx.fatal != nil {
+		return nil, tx.fatal
+	}
+	if tx.ctx.Err() != nil {
+		return nil, context.Cause(tx.ctx)
+	}
+	s, err := tx.c.stmt(query)
+	if err != nil {
+		return nil, tx.failed(query, err)
+	}
+	if s.writes && tx.w == nil {
+		s.release()
+		return nil, statementError(query, errReadOnlyTx)
+	}
+	if err := s.bind(args); err != nil {
+		s.release()
+		return nil, statementError(query, err)
+	}
+	return s, nil
+}
+
+// failed words a statement's error and remembers it if nothing may follow it.
+func (tx *Tx) failed(query string, err error) error {
+	fatal := endsTransaction(err)
+	err = worded(statementError(query, err))
+	if fatal {
+		tx.fatal = err
+	}
+	return err
+}
+
+// forget drops rows that are closed.
+func (tx *Tx) forget(r *Rows) {
+	for i, o := range tx.open {
+		if o == r {
+			last := len(tx.open) - 1
+			tx.open[i], tx.open[last] = tx.open[last], nil
+			tx.open = tx.open[:last]
+			return
+		}
+	}
+}
+
+// closeRows closes what the function left open.
+func (tx *Tx) closeRows() {
+	for len(tx.open) > 0 {
+		tx.open[len(tx.open)-1].Close()
+	}
+}
