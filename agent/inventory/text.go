@@ -1,0 +1,8 @@
+package inventory
+
+import (
+	"github.com/bettercompute/bc/agent/wire"
+	"io"
+)
+
+func Text(w io.Writer, inv wire.Inventory) {}
