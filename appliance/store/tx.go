@@ -21,23 +21,30 @@ type Tx struct {
 	fatal error // SQLite may have ended the transaction
 }
 
-// Exec runs a statement and says how many rows it changed. Parameters are ? or
-// ?N; bindable says what an argument may be.
-func (tx *Tx) Exec(query string, args ...any) (changed int64, err error) {
+// Result is what a statement did.
+type Result struct {
+	Changed int64 // rows that the statement itself inserted, updated or deleted
+	LastID  int64 // the integer primary key of the row inserted last, on this connection
+}
+
+// Exec runs a statement. Parameters are ? or ?N; bindable says what an
+// argument may be.
+func (tx *Tx) Exec(query string, args ...any) (r Result, err error) {
 	s, err := tx.prepare(query, args)
 	if err != nil {
-		return 0, err
+		return r, err
 	}
 	defer s.release()
 	res, err := s.prepared.(driver.StmtExecContext).ExecContext(context.Background(), s.args)
 	if err != nil {
-		return 0, tx.failed(query, err)
+		return r, tx.failed(query, err)
 	}
 	if s.writes {
-		changed, _ = res.RowsAffected() // neither driver has an error for it
-		tx.wrote = tx.wrote || changed > 0
+		r.Changed, _ = res.RowsAffected() // neither driver has an error for these two
+		r.LastID, _ = res.LastInsertId()
+		tx.wrote = tx.wrote || r.Changed > 0
 	}
-	return changed, nil
+	return r, nil
 }
 
 // Query runs a query, or a statement with RETURNING, for its rows.
