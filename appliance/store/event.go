@@ -18,15 +18,15 @@ type Entry struct {
 
 // Emit stores an event in the transaction that causes it and gives its
 // sequence number. Data is written as JSON; nil is {}.
-func (tx *Tx) Emit(e Entry, data any) (seq int64, err error) {
+func (tx *Tx) Emit(e Entry, data any) (int64, error) {
 	body := "{}"
 	if data != nil {
 		body = toJSON(data)
 	}
-	err = tx.QueryRow(`INSERT INTO events (type, tenant_id, reader_id, pool_id, to_pool, subject, at, data, actor, policies)
-		VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING seq`,
-		e.Type, e.TenantID, e.Reader, e.PoolID, e.ToPool, e.Subject, e.At, body, e.Actor, e.Policies).Scan(&seq)
-	return seq, err
+	r, err := tx.Exec(`INSERT INTO events (type, tenant_id, reader_id, pool_id, to_pool, subject, at, data, actor, policies)
+		VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`,
+		e.Type, e.TenantID, e.Reader, e.PoolID, e.ToPool, e.Subject, e.At, body, e.Actor, e.Policies)
+	return r.LastID, err
 }
 
 // Events lists what a tenant may read after a sequence number, in order: its
@@ -64,13 +64,12 @@ type Denial struct {
 
 // InsertDenial adds to the trail of denied writes and keeps the newest 100,000.
 func (tx *Tx) InsertDenial(d Denial) error {
-	var seq int64
-	err := tx.QueryRow(`INSERT INTO denials (at, actor, address, action, tenant_id, subject, policies)
-		VALUES (?, ?, ?, ?, ?, ?, ?) RETURNING seq`,
-		d.At, d.Actor, d.Address, d.Action, d.Tenant, d.Subject, d.Policies).Scan(&seq)
+	r, err := tx.Exec(`INSERT INTO denials (at, actor, address, action, tenant_id, subject, policies)
+		VALUES (?, ?, ?, ?, ?, ?, ?)`,
+		d.At, d.Actor, d.Address, d.Action, d.Tenant, d.Subject, d.Policies)
 	if err != nil {
 		return err
 	}
-	_, err = tx.Exec(`DELETE FROM denials WHERE seq <= ?`, seq-100_000)
+	_, err = tx.Exec(`DELETE FROM denials WHERE seq <= ?`, r.LastID-100_000)
 	return err
 }

@@ -11,7 +11,7 @@ func scanKey(r *Rows) (k appliance.Key, err error) {
 
 // InsertKey adds a key under the hash of its secret; CONFLICT if the tenant
 // has a live key of that name.
-func (tx *Tx) InsertKey(k appliance.Key, hash []byte) error {
+func (tx *Tx) InsertKey(k appliance.Key, hash string) error {
 	var n int
 	if err := tx.QueryRow(`SELECT count(*) FROM keys WHERE tenant_id = ? AND name = ? AND revoked_at IS NULL`, k.TenantID, k.Name).Scan(&n); err != nil {
 		return err
@@ -25,7 +25,7 @@ func (tx *Tx) InsertKey(k appliance.Key, hash []byte) error {
 }
 
 // KeyByHash reads the key with that hash of its secret, revoked ones too.
-func (tx *Tx) KeyByHash(hash []byte) (appliance.Key, error) {
+func (tx *Tx) KeyByHash(hash string) (appliance.Key, error) {
 	return one(tx, "key", scanKey, `SELECT `+keyColumns+` FROM keys WHERE secret_hash = ?`, hash)
 }
 

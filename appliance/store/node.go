@@ -20,24 +20,25 @@ type NodeRecord struct {
 	Hold           appliance.NodeState // "", cordoned or draining: what an operator set
 	Simulated      bool
 	Local          bool
-	CredentialHash []byte
+	CredentialHash string
 	Labels         map[string]string
 	Conditions     []appliance.Condition
 	Units          []appliance.Unit
 	Checks         []wire.CheckResult
 	Spec           wire.NodeSpec // without generation and bindings
+	SpecVersion    int           // of the pool, that Spec and the counters were made from
 	InventoryHash  string
 	JoinedAt       appliance.Time
 	RemovedAt      *appliance.Time
 }
 
 const nodeColumns = `id, pool_id, machine_id, hostname, role, control, state, hold, simulated, local, credential_hash,
-	labels_json, conditions_json, units_json, checks_json, spec_json, inventory_hash, joined_at, removed_at`
+	labels_json, conditions_json, units_json, checks_json, spec_json, spec_version, inventory_hash, joined_at, removed_at`
 
 func scanNode(r *Rows) (n NodeRecord, err error) {
 	var labels, conditions, units, checks, spec string
 	if err := r.Scan(&n.ID, &n.PoolID, &n.MachineID, &n.Hostname, &n.Role, &n.Control, &n.State, &n.Hold, &n.Simulated, &n.Local, &n.CredentialHash,
-		&labels, &conditions, &units, &checks, &spec, &n.InventoryHash, &n.JoinedAt, &n.RemovedAt); err != nil {
+		&labels, &conditions, &units, &checks, &spec, &n.SpecVersion, &n.InventoryHash, &n.JoinedAt, &n.RemovedAt); err != nil {
 		return n, err
 	}
 	return n, errors.Join(fromJSON(labels, &n.Labels), fromJSON(conditions, &n.Conditions), fromJSON(units, &n.Units),
@@ -49,14 +50,14 @@ func (tx *Tx) PutNode(n NodeRecord) error {
 	if n.Labels == nil {
 		n.Labels = map[string]string{}
 	}
-	_, err := tx.Exec(`INSERT INTO nodes (`+nodeColumns+`) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+	_, err := tx.Exec(`INSERT INTO nodes (`+nodeColumns+`) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 		ON CONFLICT (id) DO UPDATE SET pool_id = excluded.pool_id, hostname = excluded.hostname, role = excluded.role,
 			control = excluded.control, state = excluded.state, hold = excluded.hold, simulated = excluded.simulated, local = excluded.local,
 			credential_hash = excluded.credential_hash, labels_json = excluded.labels_json, conditions_json = excluded.conditions_json,
-			units_json = excluded.units_json, checks_json = excluded.checks_json, spec_json = excluded.spec_json,
+			units_json = excluded.units_json, checks_json = excluded.checks_json, spec_json = excluded.spec_json, spec_version = excluded.spec_version,
 			inventory_hash = excluded.inventory_hash, removed_at = excluded.removed_at`,
 		n.ID, n.PoolID, n.MachineID, n.Hostname, n.Role, n.Control, n.State, n.Hold, n.Simulated, n.Local, n.CredentialHash,
-		toJSON(n.Labels), toJSON(n.Conditions), toJSON(n.Units), toJSON(n.Checks), toJSON(n.Spec), n.InventoryHash, n.JoinedAt, n.RemovedAt)
+		toJSON(n.Labels), toJSON(n.Conditions), toJSON(n.Units), toJSON(n.Checks), toJSON(n.Spec), n.SpecVersion, n.InventoryHash, n.JoinedAt, n.RemovedAt)
 	return err
 }
 

@@ -21,8 +21,8 @@ func (tx *Tx) PutOffer(o appliance.Offer) error {
 
 // DropOffer removes an offer and tells whether there was one.
 func (tx *Tx) DropOffer(pool, tenant string) (bool, error) {
-	changed, err := tx.Exec(`DELETE FROM pool_offers WHERE pool_id = ? AND tenant_id = ?`, pool, tenant)
-	return changed > 0, err
+	r, err := tx.Exec(`DELETE FROM pool_offers WHERE pool_id = ? AND tenant_id = ?`, pool, tenant)
+	return r.Changed > 0, err
 }
 
 // OffersOf lists a pool's offers, in order of tenant.

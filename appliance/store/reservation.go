@@ -31,9 +31,9 @@ func (tx *Tx) InsertReservation(c Claim) error {
 // UpdateReservation writes a reservation that was in the given state; it tells
 // whether it still was.
 func (tx *Tx) UpdateReservation(c Claim, from appliance.ReservationState) (bool, error) {
-	changed, err := tx.Exec(`UPDATE reservations SET state = ?, expires_at = ?, body = ? WHERE id = ? AND state = ?`,
+	r, err := tx.Exec(`UPDATE reservations SET state = ?, expires_at = ?, body = ? WHERE id = ? AND state = ?`,
 		c.State, c.ExpiresAt, toJSON(c.Reservation), c.ID, from)
-	return changed == 1, err
+	return r.Changed == 1, err
 }
 
 // Reservation reads one reservation.

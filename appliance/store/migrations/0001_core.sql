@@ -91,12 +91,13 @@ CREATE TABLE nodes (
   hold            TEXT NOT NULL DEFAULT '' CHECK (hold IN ('', 'cordoned', 'draining')), -- what an operator set
   simulated       INTEGER NOT NULL,
   local           INTEGER NOT NULL, -- the machine that the control plane runs on
-  credential_hash BLOB NOT NULL,
+  credential_hash TEXT NOT NULL,
   labels_json     TEXT NOT NULL,
   conditions_json TEXT NOT NULL,
   units_json      TEXT NOT NULL,
   checks_json     TEXT NOT NULL,
   spec_json       TEXT NOT NULL, -- the NodeSpec without its bindings and generation
+  spec_version    INTEGER NOT NULL, -- the pool's version that spec_json and the counters were made from
   inventory_hash  TEXT NOT NULL,
   joined_at       INTEGER NOT NULL,
   removed_at      INTEGER
@@ -175,7 +176,7 @@ CREATE TABLE keys (
   tenant_id    TEXT NOT NULL REFERENCES tenants(id),
   name         TEXT NOT NULL,
   role         TEXT NOT NULL,
-  secret_hash  BLOB NOT NULL UNIQUE,
+  secret_hash  TEXT NOT NULL UNIQUE,
   created_at   INTEGER NOT NULL,
   expires_at   INTEGER,
   last_used_at INTEGER,
