@@ -1,0 +1,5 @@
+package api
+
+import "errors"
+
+var errServerClosing = errors.New("the server is closing")
