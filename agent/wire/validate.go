@@ -246,6 +246,7 @@ var (
 	k8sVersion = regexp.MustCompile(`^v?1\.[0-9]{1,3}(\.[0-9]{1,3})?$`)
 	k8sName    = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$`)
 	k8sPrefix  = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$`)
+	hostName   = regexp.MustCompile(`^[A-Za-z0-9_.:-]{1,253}$`)
 	reference  = regexp.MustCompile(`^[!-~]{1,256}$`)
 )
 
@@ -320,6 +321,12 @@ func (t *Telemetry) Validate() error {
 	if problem := checkURL(t.OTLPEndpoint, "http", "https"); problem != "" {
 		return invalid(UnitTelemetry, "otlpEndpoint", "%s", problem)
 	}
+	return t.ValidateOptions()
+}
+
+// ValidateOptions checks all but the endpoint, which a policy can leave to the
+// site's default.
+func (t *Telemetry) ValidateOptions() error {
 	if t.IntervalSeconds < MinIntervalSeconds || t.IntervalSeconds > MaxIntervalSeconds {
 		return invalid(UnitTelemetry, "intervalSeconds", "%d is not %d to %d", t.IntervalSeconds, MinIntervalSeconds, MaxIntervalSeconds)
 	}
@@ -346,7 +353,7 @@ func checkURL(s string, schemes ...string) string {
 	u, err := url.Parse(s)
 	kind := strings.Join(schemes, " or ")
 	switch {
-	case err != nil || len(s) > 2048 || u.Hostname() == "" || !slices.Contains(schemes, u.Scheme):
+	case err != nil || len(s) > 2048 || !hostName.MatchString(u.Hostname()) || !slices.Contains(schemes, u.Scheme):
 		return fmt.Sprintf("%q is not an %s URL", clip(s, 80), kind)
 	case u.User != nil:
 		return "holds a user name or password; use a reference instead"
