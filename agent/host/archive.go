@@ -50,7 +50,8 @@ func NewArchive(comment string) *Archive {
 	}
 }
 
-// AddFile records a file. Paths here and below may begin with a slash.
+// AddFile records a file. Paths here and below may begin with a slash and have
+// no white space.
 func (a *Archive) AddFile(name string, data []byte) {
 	if textual(data) && !bytes.HasSuffix(data, []byte("\n")) {
 		data = append(bytes.Clone(data), '\n')
@@ -98,7 +99,7 @@ func (a *Archive) Format() []byte {
 	for _, name := range slices.SortedFunc(maps.Keys(a.files), byDirectory) {
 		data := a.files[name]
 		switch {
-		case oneLine(data) && plainName(name):
+		case oneLine(data):
 			if d := parent(name); d != dir {
 				dir = d
 				fmt.Fprintf(&values, "%s/\n", d)
@@ -158,7 +159,8 @@ func oneLine(data []byte) bool {
 	return textual(data) && bytes.Count(data, []byte("\n")) == 1 && data[len(data)-1] == '\n'
 }
 
-// plainName reports whether a path can stand in the section of values.
+// plainName reports whether a path is printable and has no white space, which
+// the sections of an archive need.
 func plainName(name string) bool {
 	return !strings.ContainsFunc(name, func(c rune) bool { return unicode.IsSpace(c) || !unicode.IsPrint(c) })
 }
@@ -173,8 +175,8 @@ func hasMarker(data []byte) bool {
 	return false
 }
 
-// ParseArchive reads the text of an archive. It refuses paths that are not
-// plain relative ones and sections that do not read.
+// ParseArchive reads the text of an archive. It refuses paths that lead out of
+// the machine or have white space in them, and sections that do not read.
 func ParseArchive(data []byte) (*Archive, error) {
 	in := txtar.Parse(data)
 	a := NewArchive(string(in.Comment))
@@ -194,7 +196,7 @@ func ParseArchive(data []byte) (*Archive, error) {
 		case strings.HasPrefix(f.Name, prefixBase64):
 			var raw []byte
 			raw, err = base64.StdEncoding.DecodeString(string(f.Data)) // newlines are passed over
-			a.files[strings.TrimPrefix(f.Name, prefixBase64)] = raw
+			a.AddFile(strings.TrimPrefix(f.Name, prefixBase64), raw)
 		case strings.Contains(f.Name, "/"):
 			err = errors.New("files of the machine are under root/ or base64/")
 		default:
@@ -206,8 +208,8 @@ func ParseArchive(data []byte) (*Archive, error) {
 	}
 	for _, names := range [][]string{keys(a.files), keys(a.links), keys(a.dirs)} {
 		for _, name := range names {
-			if !fs.ValidPath(name) || name == "." || strings.ContainsAny(name, "\n\x00") {
-				return nil, fmt.Errorf("recorded machine: %q is not a path below its root", name)
+			if !fs.ValidPath(name) || name == "." || !plainName(name) {
+				return nil, fmt.Errorf("recorded machine: %q is not a plain path below its root", name)
 			}
 		}
 	}
