@@ -23,9 +23,12 @@ type PoolFacts struct {
 	Telemetry *wire.Telemetry
 }
 
-// Context is what a policy is checked against.
-type Context struct {
-	PoolFacts
+// PolicyContext is what a policy is checked against: its pool, its pool's
+// site and owner, and the control plane.
+type PolicyContext struct {
+	Class         appliance.Class
+	Sharing       appliance.Sharing
+	GPUModel      string
 	SiteKind      appliance.SiteKind
 	OwnerTenantID string
 	Attestors     []string          // ids of those that this control plane runs
@@ -36,7 +39,7 @@ type Context struct {
 // every field is in its range and its nodes could be planned. Refusals read
 // "policy: <path>: <what is wrong>" and are INVALID_INPUT, but for
 // singleTenant, which the pool's offers can forbid (INVALID_STATE).
-func CheckPolicy(c Context, raw appliance.RawPolicy) (appliance.Policy, error) {
+func CheckPolicy(c PolicyContext, raw appliance.RawPolicy) (appliance.Policy, error) {
 	p, err := ReadPolicy(raw)
 	if err != nil {
 		return appliance.Policy{}, err
@@ -50,7 +53,7 @@ func CheckPolicy(c Context, raw appliance.RawPolicy) (appliance.Policy, error) {
 // policyValidator checks one concern of a policy.
 type policyValidator struct {
 	concern string
-	check   func(Context, appliance.Policy) error
+	check   func(PolicyContext, appliance.Policy) error
 }
 
 // policyValidators are run in this order; the first refusal is the answer.
@@ -72,7 +75,7 @@ var policyValidators = []policyValidator{
 
 // validate runs the validators. A failure that is not a refusal already is the
 // policy's fault, and reads so.
-func validate(c Context, p appliance.Policy, validators []policyValidator) error {
+func validate(c PolicyContext, p appliance.Policy, validators []policyValidator) error {
 	for _, v := range validators {
 		err := v.check(c, p)
 		if err == nil {
@@ -92,7 +95,7 @@ func validate(c Context, p appliance.Policy, validators []policyValidator) error
 	return nil
 }
 
-func checkTimers(_ Context, p appliance.Policy) error {
+func checkTimers(_ PolicyContext, p appliance.Policy) error {
 	if b := p.DisruptionBudget; b != nil && !(*b >= 0 && *b <= 1) {
 		return badPolicy("disruptionBudget", "%v is not 0 to 1", *b)
 	}
@@ -101,7 +104,7 @@ func checkTimers(_ Context, p appliance.Policy) error {
 
 const maxChecks = 32
 
-func checkAcceptance(_ Context, p appliance.Policy) error {
+func checkAcceptance(_ PolicyContext, p appliance.Policy) error {
 	if len(p.Acceptance) > maxChecks {
 		return badPolicy("acceptance", "%d checks are more than %d", len(p.Acceptance), maxChecks)
 	}
@@ -128,7 +131,7 @@ func checkAcceptance(_ Context, p appliance.Policy) error {
 	return nil
 }
 
-func checkOvercommit(_ Context, p appliance.Policy) error {
+func checkOvercommit(_ PolicyContext, p appliance.Policy) error {
 	for _, r := range slices.Sorted(maps.Keys(p.Overcommit)) {
 		path := joinPath("overcommit", r)
 		switch {
@@ -143,7 +146,7 @@ func checkOvercommit(_ Context, p appliance.Policy) error {
 	return nil
 }
 
-func checkAdmission(_ Context, p appliance.Policy) error {
+func checkAdmission(_ PolicyContext, p appliance.Policy) error {
 	if p.Admission == nil {
 		return nil
 	}
@@ -156,14 +159,14 @@ func checkAdmission(_ Context, p appliance.Policy) error {
 }
 
 // checkSharing leaves the range of replicas to the unit.
-func checkSharing(c Context, p appliance.Policy) error {
+func checkSharing(c PolicyContext, p appliance.Policy) error {
 	if p.Sharing != nil && p.Sharing.Replicas != nil && !c.Sharing.SingleTenantOnly() {
 		return badPolicy("sharing.replicas", "only timeslice and mps pools have slots, this one is %s", c.Sharing)
 	}
 	return nil
 }
 
-func checkShares(_ Context, p appliance.Policy) error {
+func checkShares(_ PolicyContext, p appliance.Policy) error {
 	for _, s := range []struct {
 		path  string
 		share *appliance.HostShare
@@ -183,7 +186,7 @@ func checkShares(_ Context, p appliance.Policy) error {
 
 // checkHostUnits runs the agent's own checks on what nodes would get, after
 // what has no word there: fields that must not be left out.
-func checkHostUnits(c Context, p appliance.Policy) error {
+func checkHostUnits(c PolicyContext, p appliance.Policy) error {
 	if h := p.Hugepages; h != nil {
 		switch {
 		case h.Size == "":
@@ -197,9 +200,8 @@ func checkHostUnits(c Context, p appliance.Policy) error {
 	if g := p.GPU; g != nil && g.PowerLimitWatts != nil && *g.PowerLimitWatts == 0 { // which a unit takes for no cap
 		return badPolicy("gpu.powerLimitWatts", "0 is not 1 to %d", wire.MaxPowerLimitWatts)
 	}
-	facts := c.PoolFacts
-	facts.Telemetry = nil // the site's default is not the policy's to answer for
-	return hostUnits(p, facts).Validate()
+	// Without the site's telemetry, which is not the policy's to answer for.
+	return hostUnits(p, PoolFacts{Class: c.Class, Sharing: c.Sharing, GPUModel: c.GPUModel}).Validate()
 }
 
 // unitPath is where the policy says what a unit got wrong.
@@ -220,7 +222,7 @@ func unitPath(e *wire.UnitError) string {
 	}
 }
 
-func checkMIGLayout(c Context, p appliance.Policy) error {
+func checkMIGLayout(c PolicyContext, p appliance.Policy) error {
 	if p.MIGLayout == "" {
 		return nil
 	}
@@ -235,7 +237,7 @@ func checkMIGLayout(c Context, p appliance.Policy) error {
 
 const maxAttestors = 16
 
-func checkAttestors(c Context, p appliance.Policy) error {
+func checkAttestors(c PolicyContext, p appliance.Policy) error {
 	ids := p.JoinAttestors
 	if ids == nil {
 		return nil
@@ -256,7 +258,7 @@ func checkAttestors(c Context, p appliance.Policy) error {
 	return nil
 }
 
-func checkKubernetes(c Context, p appliance.Policy) error {
+func checkKubernetes(c PolicyContext, p appliance.Policy) error {
 	k := p.Kubernetes
 	if k == nil {
 		return nil
@@ -283,14 +285,14 @@ func checkKubernetes(c Context, p appliance.Policy) error {
 }
 
 // checkTelemetry checks the options also where no unit comes of them.
-func checkTelemetry(_ Context, p appliance.Policy) error {
+func checkTelemetry(_ PolicyContext, p appliance.Policy) error {
 	if p.Telemetry == nil {
 		return nil
 	}
 	return telemetryUnit(p.Telemetry, nil).ValidateOptions()
 }
 
-func checkSingleTenant(c Context, p appliance.Policy) error {
+func checkSingleTenant(c PolicyContext, p appliance.Policy) error {
 	if !p.SingleTenant {
 		return nil
 	}
@@ -308,7 +310,7 @@ func checkSingleTenant(c Context, p appliance.Policy) error {
 	return nil
 }
 
-func checkHardwareProfile(_ Context, p appliance.Policy) error {
+func checkHardwareProfile(_ PolicyContext, p appliance.Policy) error {
 	if n := len(p.HardwareProfile); n > 200 {
 		return badPolicy("hardwareProfile", "%d bytes are more than 200", n)
 	}
