@@ -1,0 +1,509 @@
+package plan
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/bettercompute/bc/agent/wire"
+	"github.com/bettercompute/bc/appliance"
+)
+
+// Index holds the nodes of all pools and what is booked of them. Methods that
+// change it must run alone; those that only read may run at the same time as
+// one another.
+type Index struct {
+	nodes    map[string]*node
+	pools    map[string]*pool
+	bookings map[string]*booking
+
+	// What like machines share.
+	classes    table[map[string]string]
+	layouts    table[*layout]
+	topologies table[topology]
+	shapes     table[rowShape]
+	key        []byte // scratch of PutNode
+}
+
+// pool is what the index keeps of one pool: it is there while it has nodes.
+type pool struct {
+	id       string
+	sharing  appliance.Sharing
+	all      run   // every node
+	base     shelf // those that take bookings
+	profiles map[string]*profile
+	shares   [2]map[int32]int // for vcpu and memoryGiB, share of a GPU to the number of GPU hosts that can give it
+	tally    tally
+}
+
+// profile is what a pool has of one MIG profile.
+type profile struct {
+	instances int
+	shelf     shelf
+}
+
+// Booking is a reservation's hold on nodes, as it is stored.
+type Booking struct {
+	ReservationID string                `json:"reservationId"`
+	TenantID      string                `json:"tenantId"`
+	PoolID        string                `json:"poolId"`
+	Binding       appliance.BindingKind `json:"binding"`
+	Placements    []appliance.Placement `json:"placements"`
+}
+
+// NewIndex gives an empty index.
+func NewIndex() *Index {
+	return &Index{nodes: map[string]*node{}, pools: map[string]*pool{}, bookings: map[string]*booking{}}
+}
+
+// PutNode adds a node, or replaces the facts of one and keeps its bookings:
+// booked atoms that the new facts do not have stay booked. It gives back the
+// facts that it replaced, nil if the node is new; putting those back, or
+// dropping the new node, undoes it. It refuses what no node can be, a node of
+// another sharing mode than the other nodes of its pool, and moving a booked
+// node to another pool; nothing has changed then.
+func (x *Index) PutNode(facts Node) (previous *Node, err error) {
+	if facts.Sharing == "" {
+		facts.Sharing = appliance.SharingExclusive
+	}
+	if err := checkFacts(&facts); err != nil {
+		return nil, err
+	}
+	old := x.nodes[facts.ID]
+	if p := x.pools[facts.PoolID]; p != nil && p.sharing != facts.Sharing && !(p.tally.nodes == 1 && old != nil && old.pool == p) {
+		return nil, fmt.Errorf("node %s is shared as %s, its pool %s as %s", facts.ID, facts.Sharing, p.id, p.sharing)
+	}
+	if old != nil && len(old.shares) > 0 && (old.pool.id != facts.PoolID || old.pool.sharing != facts.Sharing) {
+		return nil, fmt.Errorf("node %s has bookings in pool %s: it cannot change its pool or how that is shared", facts.ID, old.pool.id)
+	}
+	if err := checkTopology(&facts); err != nil {
+		return nil, err
+	}
+	n := &node{id: facts.ID}
+	if old != nil {
+		was := old.facts()
+		previous = &was
+		x.leave(old)
+		n, n.shares = old, old.shares
+	}
+	released := *n // what the old facts shared, let go after the new ones are held
+	x.describe(n, &facts)
+	if old != nil {
+		x.letGo(&released)
+	}
+	n.reset()
+	for _, s := range n.shares {
+		n.take(s)
+	}
+	x.nodes[n.id] = n
+	x.enter(n)
+	return previous, nil
+}
+
+// DropNode forgets a node without bookings and gives back its facts. It refuses
+// a booked node; a node that is not there is nil without an error.
+func (x *Index) DropNode(id string) (previous *Node, err error) {
+	n := x.nodes[id]
+	if n == nil {
+		return nil, nil
+	}
+	if len(n.shares) > 0 {
+		return nil, fmt.Errorf("node %s is booked by reservation %s", id, n.shares[0].booking.id)
+	}
+	was := n.facts()
+	x.leave(n)
+	x.letGo(n)
+	delete(x.nodes, id)
+	return &was, nil
+}
+
+// Node gives the facts of a node, with what is allocated of its rows. Its
+// topology is shared: it must not be changed.
+func (x *Index) Node(id string) (Node, bool) {
+	n := x.nodes[id]
+	if n == nil {
+		return Node{}, false
+	}
+	return n.facts(), true
+}
+
+// describe sets the node's facts.
+func (x *Index) describe(n *node, facts *Node) {
+	devices := devicesInOrder(facts.Devices)
+	n.hostname, n.role, n.control = facts.Hostname, facts.Role, facts.Control
+	n.schedulable, n.why, n.replicas = facts.Schedulable, facts.Unschedulable, facts.Replicas
+	n.pool = x.pools[facts.PoolID]
+	if n.pool == nil {
+		n.pool = &pool{id: facts.PoolID, profiles: map[string]*profile{}, shares: [2]map[int32]int{{}, {}}}
+		x.pools[facts.PoolID] = n.pool
+	}
+	n.pool.sharing = facts.Sharing
+
+	n.class = x.class(facts.Attributes)
+	places := layoutOf(devices)
+	x.key = appendLayoutKey(x.key[:0], places)
+	n.layout = x.layouts.hold(x.key, func() *layout { return newLayout(places) })
+	n.topology = x.topology(facts)
+
+	var shape rowShape
+	n.total = [scalarCount]int32{}
+	x.key = x.key[:0]
+	for _, r := range facts.Rows {
+		i := scalarIndex(r.Resource)
+		n.total[i], shape.present[i], shape.overcommit[i] = int32(r.Total), true, ratio(r)
+	}
+	for i := range scalarCount {
+		x.key = strconv.AppendFloat(append(x.key, ' '), shape.overcommit[i], 'g', -1, 64)
+		x.key = strconv.AppendBool(x.key, shape.present[i])
+	}
+	n.shape = x.shapes.hold(x.key, func() rowShape { return shape })
+	n.setDevices(devices)
+}
+
+// setDevices keeps what tells the node's GPUs from those of like machines. The
+// UUIDs are cut from one string, which takes less memory than one each.
+func (n *node) setDevices(devices []Device) {
+	var all strings.Builder
+	for _, d := range devices {
+		all.WriteString(d.UUID)
+	}
+	rest := all.String()
+	n.uuids = make([]string, len(devices))
+	n.healthy, n.reasons, n.parts = 0, nil, nil
+	for i, d := range devices {
+		n.uuids[i], rest = rest[:len(d.UUID)], rest[len(d.UUID):]
+		if d.Healthy {
+			n.healthy |= 1 << i
+		}
+		if d.HealthReason != "" {
+			if n.reasons == nil {
+				n.reasons = map[string]string{}
+			}
+			n.reasons[n.uuids[i]] = d.HealthReason
+		}
+		if len(d.Instances) > 0 {
+			if n.parts == nil {
+				n.parts = make([][]Instance, len(devices))
+			}
+			n.parts[i] = slices.Clone(d.Instances)
+		}
+	}
+}
+
+// enter makes the node count in its pool.
+func (x *Index) enter(n *node) {
+	p := n.pool
+	p.all.add(entry{node: n})
+	n.eachShare(func(i int, share int32) { p.shares[i][share]++ })
+	for _, parts := range n.parts {
+		for _, part := range parts {
+			if p.profiles[part.Profile] == nil {
+				p.profiles[part.Profile] = &profile{}
+			}
+			p.profiles[part.Profile].instances++
+		}
+	}
+	n.count()
+}
+
+// leave undoes enter.
+func (x *Index) leave(n *node) {
+	n.uncount()
+	p := n.pool
+	p.all.remove(n)
+	n.eachShare(func(i int, share int32) {
+		if p.shares[i][share]--; p.shares[i][share] == 0 {
+			delete(p.shares[i], share)
+		}
+	})
+	for _, parts := range n.parts {
+		for _, part := range parts {
+			if p.profiles[part.Profile].instances--; p.profiles[part.Profile].instances == 0 {
+				delete(p.profiles, part.Profile)
+			}
+		}
+	}
+	if len(p.all.chunks) == 0 {
+		delete(x.pools, p.id)
+	}
+}
+
+// eachShare tells what share of vcpu and memoryGiB each GPU of the node can
+// have, if it is a GPU host and has the row.
+func (n *node) eachShare(f func(i int, share int32)) {
+	if n.role != appliance.RoleHost || len(n.uuids) == 0 {
+		return
+	}
+	for i := range 2 {
+		if n.shape.value.present[i] {
+			f(i, n.total[i]/int32(len(n.uuids)))
+		}
+	}
+}
+
+// count adds the node to the sums of its pool and puts it on its shelves;
+// uncount, before its bookings change, undoes it.
+func (n *node) count() {
+	n.pool.tally.add(n.tally(), 1)
+	if !n.takes() {
+		return
+	}
+	e := n.entry()
+	n.pool.base.add(n.sign(), e)
+	for _, profile := range n.profiles() {
+		n.pool.profiles[profile].shelf.add(n.profileSign(profile), e)
+	}
+}
+
+func (n *node) uncount() {
+	n.pool.tally.add(n.tally(), -1)
+	if !n.takes() {
+		return
+	}
+	n.pool.base.remove(n.sign(), n)
+	for _, profile := range n.profiles() {
+		n.pool.profiles[profile].shelf.remove(n.profileSign(profile), n)
+	}
+}
+
+// Book applies a booking: one that Place decided, or one that is stored. It
+// does not ask whether the booking still fits: atoms and CPUs may be unhealthy
+// or gone, and rows may have shrunk. It refuses a reservation that is booked
+// already, an atom or CPU that another booking holds, and what is not
+// consistent in itself; nothing has changed then.
+func (x *Index) Book(b Booking) error {
+	made, err := x.prepare(b)
+	if err != nil {
+		return fmt.Errorf("booking of reservation %s: %w", b.ReservationID, err)
+	}
+	for i := range made.shares {
+		s := &made.shares[i]
+		s.node.uncount()
+		at, _ := slices.BinarySearchFunc(s.node.shares, made.id, func(s *share, id string) int {
+			return strings.Compare(s.booking.id, id)
+		})
+		s.node.shares = slices.Insert(s.node.shares, at, s)
+		s.node.take(s)
+		s.node.count()
+	}
+	x.bookings[made.id] = made
+	return nil
+}
+
+// Release ends a booking and gives it back; false if there is none.
+func (x *Index) Release(reservationID string) (Booking, bool) {
+	b, ok := x.Booking(reservationID)
+	if !ok {
+		return Booking{}, false
+	}
+	made := x.bookings[reservationID]
+	for i := range made.shares {
+		s := &made.shares[i]
+		s.node.uncount()
+		s.node.shares = slices.DeleteFunc(s.node.shares, func(other *share) bool { return other == s })
+		s.node.give(s)
+		s.node.count()
+	}
+	delete(x.bookings, reservationID)
+	return b, true
+}
+
+// Booking gives the booking of a reservation.
+func (x *Index) Booking(reservationID string) (Booking, bool) {
+	made := x.bookings[reservationID]
+	if made == nil {
+		return Booking{}, false
+	}
+	b := Booking{
+		ReservationID: made.id, TenantID: made.tenant, PoolID: made.pool, Binding: made.binding,
+		Placements: make([]appliance.Placement, len(made.shares)),
+	}
+	for i := range made.shares {
+		b.Placements[i] = made.shares[i].placement()
+	}
+	return b, true
+}
+
+func (x *Index) prepare(b Booking) (*booking, error) {
+	if b.ReservationID == "" || len(b.Placements) == 0 {
+		return nil, fmt.Errorf("it names no reservation or no node")
+	}
+	if x.bookings[b.ReservationID] != nil {
+		return nil, fmt.Errorf("it is booked already")
+	}
+	made := &booking{id: b.ReservationID, tenant: b.TenantID, pool: b.PoolID, binding: b.Binding}
+	made.shares = make([]share, len(b.Placements))
+	on := make(map[string]bool, len(b.Placements))
+	for i := range b.Placements {
+		p := &b.Placements[i]
+		n := x.nodes[p.NodeID]
+		switch {
+		case n == nil:
+			return nil, fmt.Errorf("node %s is not in the index", p.NodeID)
+		case n.pool.id != b.PoolID:
+			return nil, fmt.Errorf("node %s is in pool %s, not %s", p.NodeID, n.pool.id, b.PoolID)
+		case on[p.NodeID]:
+			return nil, fmt.Errorf("node %s stands in it twice", p.NodeID)
+		}
+		on[p.NodeID] = true
+		made.pool = n.pool.id
+		made.shares[i] = share{booking: made, node: n}
+		if err := made.shares[i].fill(p); err != nil {
+			return nil, fmt.Errorf("node %s: %w", p.NodeID, err)
+		}
+	}
+	return made, nil
+}
+
+// fill reads a placement and refuses what is booked already.
+func (s *share) fill(p *appliance.Placement) error {
+	n := s.node
+	resource := n.pool.sharing.Resource()
+	s.cpus, s.memoryNodes, s.confirmed = p.CPUs, p.NUMANodes, p.Confirmed
+	for name, amount := range p.Amounts {
+		i := scalarIndex(name)
+		switch {
+		case name == resource && amount == len(p.Atoms):
+			s.namedAtoms = true
+		case i < 0:
+			return fmt.Errorf("%d %s for %d atoms of %s", amount, name, len(p.Atoms), resource)
+		case amount < 0 || amount > appliance.MaxCount:
+			return fmt.Errorf("%s %d is not 0 to %d", name, amount, appliance.MaxCount)
+		default:
+			s.scalars[i], s.named[i] = int32(amount), true
+		}
+	}
+	s.devices = slices.Clone(p.Devices)
+	for i, uuid := range s.devices {
+		if at := slices.Index(n.uuids, uuid); at >= 0 {
+			s.devices[i] = n.uuids[at] // the string that is there already
+		}
+	}
+	if slices.Equal(p.Atoms, p.Devices) {
+		s.atoms = s.devices
+	} else {
+		s.atoms = slices.Clone(p.Atoms)
+	}
+	for i, name := range s.atoms {
+		if n.isBooked(name) || slices.Contains(s.atoms[:i], name) {
+			return fmt.Errorf("%s is booked already", name)
+		}
+	}
+	set, err := wire.ParseCPUList(s.cpus)
+	if err != nil {
+		return err
+	}
+	for _, cpu := range set.CPUs() {
+		if n.cpus.has(cpu) {
+			return fmt.Errorf("CPU %d is booked already", cpu)
+		}
+	}
+	_, err = wire.ParseCPUList(s.memoryNodes)
+	return err
+}
+
+// class holds the attributes but for the hostname, which no two nodes share.
+func (x *Index) class(attributes map[string]string) *class {
+	names := make([]string, 0, len(attributes))
+	for name := range attributes {
+		if name != AttributeHostname {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	x.key = x.key[:0]
+	for _, name := range names {
+		x.key = append(append(x.key, name...), 0)
+		x.key = strconv.AppendInt(x.key, int64(len(attributes[name])), 10)
+		x.key = append(append(x.key, 0), attributes[name]...)
+	}
+	return x.classes.hold(x.key, func() map[string]string {
+		kept := make(map[string]string, len(names))
+		for _, name := range names {
+			kept[name] = attributes[name]
+		}
+		return kept
+	})
+}
+
+// topology holds the node's topology, less the CPUs that its vcpu row leaves to
+// the host. CPUs are set aside only while vcpu is not overcommitted.
+func (x *Index) topology(facts *Node) *shared[topology] {
+	if facts.Topology == nil {
+		return nil
+	}
+	reserve := notExclusive
+	for _, r := range facts.Rows {
+		if r.Resource == appliance.ResourceVCPU && ratio(r) == 1 {
+			reserve = max(0, facts.Topology.logical()-r.Total)
+		}
+	}
+	x.key = strconv.AppendInt(facts.Topology.appendKey(x.key[:0]), int64(reserve), 10)
+	return x.topologies.hold(x.key, func() topology { return newTopology(facts.Topology.clone(), reserve) })
+}
+
+func checkTopology(facts *Node) error {
+	if facts.Topology == nil {
+		return nil
+	}
+	var cpus, numa cpuBits
+	for _, m := range facts.Topology.NUMA {
+		if m.ID < 0 || m.ID >= wire.MaxCPU || numa.has(m.ID) || m.MemoryGiB < 0 {
+			return fmt.Errorf("node %s: memory node %d stands twice in the topology, or is none", facts.ID, m.ID)
+		}
+		numa.add(m.ID)
+		for _, core := range m.Cores {
+			for _, cpu := range core {
+				if cpu < 0 || cpu >= wire.MaxCPU || cpus.has(cpu) {
+					return fmt.Errorf("node %s: CPU %d stands twice in the topology, or is none", facts.ID, cpu)
+				}
+				cpus.add(cpu)
+			}
+		}
+	}
+	for _, cpu := range facts.Topology.Isolated {
+		if cpu < 0 || cpu >= wire.MaxCPU {
+			return fmt.Errorf("node %s: isolated CPU %d is none", facts.ID, cpu)
+		}
+	}
+	return nil
+}
+
+func (x *Index) letGo(n *node) {
+	x.classes.drop(n.class)
+	x.layouts.drop(n.layout)
+	x.topologies.drop(n.topology)
+	x.shapes.drop(n.shape)
+}
+
+// table keeps one copy of what like machines share, while any holds it.
+type table[T any] struct{ held map[string]*shared[T] }
+
+type shared[T any] struct {
+	key   string
+	held  int
+	value T
+}
+
+func (t *table[T]) hold(key []byte, make func() T) *shared[T] {
+	s := t.held[string(key)]
+	if s == nil {
+		if t.held == nil {
+			t.held = map[string]*shared[T]{}
+		}
+		s = &shared[T]{key: string(key), value: make()}
+		t.held[s.key] = s
+	}
+	s.held++
+	return s
+}
+
+func (t *table[T]) drop(s *shared[T]) {
+	if s == nil {
+		return
+	}
+	if s.held--; s.held == 0 {
+		delete(t.held, s.key)
+	}
+}

@@ -1,0 +1,193 @@
+package plan
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+)
+
+// A shelf keeps the nodes of a pool that take bookings, by how many atoms they
+// have free, so that the tightest fit is found without looking at the others.
+// Nodes with as many free atoms are in one row of the shelf; those among them
+// whose free GPUs are worth the same are in one cell; of a cell, those with the
+// same attributes are in one run, in order of hostname and id.
+type shelf struct {
+	rows [][]*cell
+}
+
+// sign says what the free atoms of a node are worth. In exclusive pools that is
+// the machine's layout and which of its GPUs are free. Elsewhere layout is nil
+// and devices counts the GPUs with an atom free.
+type sign struct {
+	free    int
+	gpus    bool // the machine has GPUs at all
+	layout  *layout
+	devices uint64
+}
+
+type cell struct {
+	sign sign
+	runs []*run
+}
+
+type run struct {
+	class  *class
+	chunks []*chunk
+}
+
+// chunk is a stretch of a run with the most that any of its nodes has free of
+// each counted resource, so that a stretch where nothing fits is passed over.
+type chunk struct {
+	most    [scalarCount]int32
+	entries []entry
+}
+
+// entry is a node with what it has free of the counted resources: -1 where it
+// has no row.
+type entry struct {
+	free [scalarCount]int32
+	node *node
+}
+
+const maxChunk = 128
+
+func compareNodes(a, b *node) int {
+	if c := strings.Compare(a.hostname, b.hostname); c != 0 {
+		return c
+	}
+	return cmp.Compare(a.id, b.id)
+}
+
+func (s *shelf) add(sg sign, e entry) {
+	for len(s.rows) <= sg.free {
+		s.rows = append(s.rows, nil)
+	}
+	row := &s.rows[sg.free]
+	i := slices.IndexFunc(*row, func(c *cell) bool { return c.sign == sg })
+	if i < 0 {
+		i = len(*row)
+		*row = append(*row, &cell{sign: sg})
+	}
+	c := (*row)[i]
+	j := slices.IndexFunc(c.runs, func(r *run) bool { return r.class == e.node.class })
+	if j < 0 {
+		j = len(c.runs)
+		c.runs = append(c.runs, &run{class: e.node.class})
+	}
+	c.runs[j].add(e)
+}
+
+// remove takes a node off; it must be there under this sign.
+func (s *shelf) remove(sg sign, n *node) {
+	row := &s.rows[sg.free]
+	i := slices.IndexFunc(*row, func(c *cell) bool { return c.sign == sg })
+	c := (*row)[i]
+	j := slices.IndexFunc(c.runs, func(r *run) bool { return r.class == n.class })
+	c.runs[j].remove(n)
+	if len(c.runs[j].chunks) > 0 {
+		return
+	}
+	c.runs = dropAt(c.runs, j)
+	if len(c.runs) > 0 {
+		return
+	}
+	*row = dropAt(*row, i)
+	for len(s.rows) > 0 && len(s.rows[len(s.rows)-1]) == 0 {
+		s.rows = s.rows[:len(s.rows)-1]
+	}
+}
+
+// dropAt removes one element; the last one takes its place.
+func dropAt[T any](s []T, i int) []T {
+	last := len(s) - 1
+	s[i] = s[last]
+	clear(s[last:])
+	return s[:last]
+}
+
+func (r *run) add(e entry) {
+	at := r.find(e.node)
+	if at == len(r.chunks) {
+		if at == 0 || len(r.chunks[at-1].entries) >= maxChunk {
+			r.chunks = append(r.chunks, &chunk{most: e.free, entries: []entry{e}})
+			return
+		}
+		at--
+	}
+	c := r.chunks[at]
+	i, _ := c.find(e.node)
+	c.entries = slices.Insert(c.entries, i, e)
+	for k, v := range e.free {
+		c.most[k] = max(c.most[k], v)
+	}
+	if len(c.entries) > maxChunk {
+		half := len(c.entries) / 2
+		upper := &chunk{entries: slices.Clone(c.entries[half:])}
+		c.entries = slices.Clone(c.entries[:half])
+		c.measure()
+		upper.measure()
+		r.chunks = slices.Insert(r.chunks, at+1, upper)
+	}
+}
+
+func (r *run) remove(n *node) {
+	at := r.find(n)
+	c := r.chunks[at]
+	i, _ := c.find(n)
+	c.entries = slices.Delete(c.entries, i, i+1)
+	if len(c.entries) > 0 {
+		c.measure()
+		return
+	}
+	r.chunks = slices.Delete(r.chunks, at, at+1)
+}
+
+// find is the first chunk whose last node is not before n.
+func (r *run) find(n *node) int {
+	at, _ := slices.BinarySearchFunc(r.chunks, n, func(c *chunk, n *node) int {
+		return compareNodes(c.entries[len(c.entries)-1].node, n)
+	})
+	return at
+}
+
+func (c *chunk) find(n *node) (int, bool) {
+	return slices.BinarySearchFunc(c.entries, n, func(e entry, n *node) int { return compareNodes(e.node, n) })
+}
+
+func (c *chunk) measure() {
+	c.most = c.entries[0].free
+	for _, e := range c.entries[1:] {
+		for k, v := range e.free {
+			c.most[k] = max(c.most[k], v)
+		}
+	}
+}
+
+// cursor walks the nodes of a run that have enough of the counted resources
+// free.
+type cursor struct {
+	run      *run
+	chunk, i int
+}
+
+// next finds the next node with at least ask free of everything, or nil.
+func (c *cursor) next(ask *[scalarCount]int32) *entry {
+	for ; c.chunk < len(c.run.chunks); c.chunk, c.i = c.chunk+1, 0 {
+		here := c.run.chunks[c.chunk]
+		if !covers(&here.most, ask) {
+			continue
+		}
+		for c.i < len(here.entries) {
+			e := &here.entries[c.i]
+			c.i++
+			if covers(&e.free, ask) {
+				return e
+			}
+		}
+	}
+	return nil
+}
+
+func covers(free, ask *[scalarCount]int32) bool {
+	return free[0] >= ask[0] && free[1] >= ask[1] && free[2] >= ask[2] && free[3] >= ask[3] && free[4] >= ask[4]
+}
