@@ -1,0 +1,255 @@
+package agent
+
+import (
+	"cmp"
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/bettercompute/bc/agent/host"
+)
+
+// Agent is the agent of one machine. Fill in its fields, then Run it.
+type Agent struct {
+	Server    string      // unix:PATH or https://HOST:PORT; empty: the one joined before
+	TLS       *tls.Config // for https; nil: the system's roots
+	StateDir  string      // the agent's own, made if missing
+	PoolID    string      // to join; empty: the server or the token says which
+	JoinToken string
+	Local     bool // this is the machine that the control plane runs on
+
+	Root *host.Root // of the machine
+	GPUs GPUs       // see FindGPUs
+	// Recorded is the name to go by of a machine that is not the running one,
+	// by default the last part of its root.
+	Recorded string
+	// ManageHost allows the agent to change the machine. This version never does.
+	ManageHost bool
+
+	Log *slog.Logger
+	// Notify, if set, tells the service manager a state as in sd_notify(3): READY=1
+	// when the NodeSpec kept from before is in force, WATCHDOG=1 at least every
+	// 40 s, STOPPING=1 at the end.
+	Notify func(state string)
+}
+
+const (
+	lookEvery = 30 * time.Second // how often the machine is looked at, at least
+	lookPause = time.Second      // between two looks that events ask for
+	idle      = 10 * time.Second // the longest that the loop waits
+)
+
+// Run joins the machine and serves its control plane until ctx ends. It tries
+// for ever: what can go wrong with a server or a machine is no error here. The
+// error is of the fields or the state directory.
+func (a *Agent) Run(ctx context.Context) error {
+	file, err := openLedger(a.StateDir)
+	if err != nil {
+		return err
+	}
+	defer file.close()
+	n, err := a.open(file)
+	if err != nil {
+		return err
+	}
+	defer n.link.close()
+	a.serve(ctx, n)
+	return nil
+}
+
+// Join says hello once, so that a refusal can be shown to who asked, and keeps
+// the identity given for Run. It answers the id of the node.
+func (a *Agent) Join(ctx context.Context) (string, error) {
+	file, err := openLedger(a.StateDir)
+	if err != nil {
+		return "", err
+	}
+	defer file.close()
+	n, err := a.open(file)
+	if err != nil {
+		return "", err
+	}
+	defer n.link.close()
+	n.see(a.look(ctx, n.book.GPUs))
+	if err := n.join(ctx); err != nil {
+		return "", err
+	}
+	return n.book.NodeID, file.write(n.book)
+}
+
+// open makes the node that the ledger remembers.
+func (a *Agent) open(file *ledgerFile) (*node, error) {
+	book, damage := file.read()
+	if damage != nil {
+		a.Log.Error("the state directory was damaged; going on with what can be read", "err", damage)
+	}
+	server := cmp.Or(a.Server, book.Server)
+	if server == "" {
+		return nil, errors.New("no server is given, and the state directory knows of none: join one first")
+	}
+	l, err := dial(server, a.TLS, 0)
+	if err != nil {
+		return nil, err
+	}
+	book.Server = server
+	limit := maxRetryFar
+	if l.local {
+		limit = maxRetryLocal
+	}
+	n := newNode(l, a.Log, book, limit)
+	n.file = file
+	n.poolID, n.joinToken, n.localHost, n.manageHost = a.PoolID, a.JoinToken, a.Local, a.ManageHost
+	return n, nil
+}
+
+func (a *Agent) serve(ctx context.Context, n *node) {
+	ctx, cancel := context.WithCancel(ctx)
+	loop := &loop{
+		agent: a, node: n,
+		looks:     make(chan sighting, 1),
+		polls:     make(chan pollResult, 1),
+		pollRetry: backoff{limit: n.retry.limit},
+	}
+	defer loop.polling.Wait()
+	defer cancel()
+	loop.run(ctx)
+}
+
+// loop waits for what happens to a node. The node is its alone; looks and long
+// polls run beside it, one of each at a time, and hand in what they found.
+type loop struct {
+	agent *Agent
+	node  *node
+
+	looking bool
+	lookAt  time.Time
+	looked  time.Time // when the last look began
+	looks   chan sighting
+
+	polling   sync.WaitGroup
+	pollFor   int // the session that a poll is running for, 0: none is
+	stopPoll  context.CancelFunc
+	pollAt    time.Time
+	pollRetry backoff
+	polls     chan pollResult
+}
+
+// pollResult is what one long poll brought.
+type pollResult struct {
+	session int
+	raw     json.RawMessage // nil: nothing new
+	err     error
+}
+
+func (l *loop) run(ctx context.Context) {
+	xids := l.agent.GPUs.Events(ctx)
+	changes := l.agent.uevents(ctx)
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for ctx.Err() == nil {
+		l.agent.notify("WATCHDOG=1")
+		l.startLook(ctx)
+		wait := idle
+		if l.node.hash != "" { // the machine has been seen
+			wait = min(wait, l.node.step(ctx))
+			l.startPoll(ctx)
+			if l.pollFor == 0 {
+				wait = min(wait, time.Until(l.pollAt))
+			}
+		}
+		if !l.looking {
+			wait = min(wait, time.Until(l.lookAt))
+		}
+		timer.Reset(max(wait, 0))
+		select {
+		case <-ctx.Done():
+		case <-timer.C:
+		case s := <-l.looks:
+			l.looking = false
+			first := l.node.hash == ""
+			l.node.see(s)
+			if first {
+				l.agent.notify("READY=1")
+			}
+		case p := <-l.polls:
+			l.take(p)
+		case x, ok := <-xids:
+			if !ok {
+				xids = nil
+				break
+			}
+			l.agent.Log.Warn("GPU error", "gpu", x.UUID, "xid", x.Code, "fromApplication", x.FromApplication())
+			l.lookSoon()
+		case _, ok := <-changes:
+			if !ok {
+				changes = nil
+				break
+			}
+			l.lookSoon()
+		}
+	}
+	l.agent.notify("STOPPING=1")
+}
+
+func (l *loop) startLook(ctx context.Context) {
+	if l.looking || time.Now().Before(l.lookAt) {
+		return
+	}
+	l.looking, l.looked = true, time.Now()
+	l.lookAt = l.looked.Add(lookEvery)
+	known := l.node.book.GPUs
+	go func() { l.looks <- l.agent.look(ctx, known) }()
+}
+
+// lookSoon brings the next look forward, so that events in a burst have one.
+func (l *loop) lookSoon() {
+	if at := l.looked.Add(lookPause); at.Before(l.lookAt) {
+		l.lookAt = at
+	}
+}
+
+func (l *loop) startPoll(ctx context.Context) {
+	if l.pollFor != 0 && (l.pollFor != l.node.session || !l.node.joined) {
+		l.stopPoll() // it asks for a node that this machine no longer is
+	}
+	if l.pollFor != 0 || !l.node.joined || time.Now().Before(l.pollAt) {
+		return
+	}
+	ctx, l.stopPoll = context.WithCancel(ctx)
+	l.pollFor = l.node.session
+	session, book, after := l.pollFor, l.node.book, l.node.spec.Generation
+	l.polling.Go(func() {
+		raw, err := l.node.link.spec(ctx, book.Credential, book.NodeID, after, longPoll)
+		l.polls <- pollResult{session, raw, err}
+	})
+}
+
+func (l *loop) take(p pollResult) {
+	l.pollFor = 0
+	l.stopPoll()
+	if p.session != l.node.session {
+		l.pollAt = time.Now()
+		return
+	}
+	if p.err == nil && p.raw != nil {
+		l.node.retry.reset() // whatever failed before, the server is there
+		p.err = l.node.take(p.raw)
+	}
+	if p.err == nil {
+		l.pollRetry.reset()
+		l.pollAt = time.Now()
+		return
+	}
+	l.pollAt = time.Now().Add(l.pollRetry.next())
+	l.node.hurry() // the heartbeat finds out what is wrong, and says so
+}
+
+func (a *Agent) notify(state string) {
+	if a.Notify != nil {
+		a.Notify(state)
+	}
+}
