@@ -47,7 +47,7 @@ const (
 	EventsRead             Action = "compute:events:read"
 
 	TenantsRead    Action = "iam:tenants:read"
-	TenantsManage  Action = "iam:tenants:manage" // create (decided on the parent), suspend, resume, delete
+	TenantsManage  Action = "iam:tenants:manage" // create, suspend, resume, delete: decided on the parent
 	UsersRead      Action = "iam:users:read"
 	UsersManage    Action = "iam:users:manage"
 	KeysRead       Action = "iam:keys:read"

@@ -102,8 +102,9 @@ type Question struct {
 	Pool *appliance.AuthzRow
 
 	// Subject is the tenant that the action is decided on, where that is not
-	// Tenant itself: for iam:tenants:manage the new tenant's parent, or the
-	// tenant to suspend, resume or delete.
+	// Tenant itself. iam:tenants:manage is decided on the parent of the tenant
+	// that is made, suspended, resumed or deleted, so that nobody resumes or
+	// deletes its own; iam:tenants:read on the tenant that is read.
 	Subject string
 
 	At time.Time // now; policies may look at it
@@ -128,7 +129,7 @@ func (e *Engine) Decide(q Question) Decision {
 	if t.facts.context {
 		memory = nil
 	}
-	return e.decide(t, memory, q)
+	return e.decide(t, memory, q, nil)
 }
 
 // DecideAll answers the question for each row in place of its Pool.
@@ -142,9 +143,10 @@ func (e *Engine) DecideAll(q Question, rows []appliance.AuthzRow) []bool {
 	if t.facts.context {
 		memory = newMemory() // the hour and the address are the same for all rows
 	}
+	w := e.world(q)
 	for i := range rows {
 		q.Pool = &rows[i]
-		out[i] = e.decide(t, memory, q).Allowed
+		out[i] = e.decide(t, memory, q, w).Allowed
 	}
 	return out
 }
@@ -175,25 +177,31 @@ func (e *Engine) judge(q Question) (*tenant, string) {
 	return nil, fmt.Sprintf("%q is no kind of caller", q.Caller.Kind)
 }
 
-// decide answers from memory, if given one, or else by the policies.
-func (e *Engine) decide(t *tenant, memory *memory, q Question) Decision {
-	if q.Subject == q.Tenant {
-		q.Subject = ""
+// decide answers from memory, if given one, or else by the policies. It makes
+// the world for them if none is given.
+func (e *Engine) decide(t *tenant, memory *memory, q Question, w *world) Decision {
+	var k key
+	if q.Subject != "" && q.Subject != q.Tenant {
+		memory = nil
 	}
-	if memory == nil || q.Subject != "" {
-		return e.evaluate(t, q)
+	if memory != nil {
+		k = t.facts.key(q)
+		if d, ok := memory.get(k); ok {
+			return d
+		}
 	}
-	k := t.facts.key(q)
-	if d, ok := memory.get(k); ok {
-		return d
+	if w == nil {
+		w = e.world(q)
 	}
-	d := e.evaluate(t, q)
-	memory.put(k, d)
+	d := e.evaluate(t, q, w)
+	if memory != nil {
+		memory.put(k, d)
+	}
 	return d
 }
 
 // evaluate asks the guard rails, then the policies that grant.
-func (e *Engine) evaluate(t *tenant, q Question) Decision {
+func (e *Engine) evaluate(t *tenant, q Question, w *world) Decision {
 	a := e.words.asked[q.Action]
 	if q.Pool != nil && !a.ofPool {
 		return deny(fmt.Sprintf("%s is decided on a tenant, not on a pool", q.Action))
@@ -201,8 +209,7 @@ func (e *Engine) evaluate(t *tenant, q Question) Decision {
 	if q.Pool == nil && !a.ofTenant {
 		return deny(fmt.Sprintf("%s is decided on a pool, and none is given", q.Action))
 	}
-	w := e.world(q)
-	req := w.request(a.uid, q)
+	req := w.about(q, a.uid)
 	verdict, diag := cedar.Authorize(e.rails, w, req)
 	if verdict != cedar.Allow || len(diag.Errors) > 0 {
 		return explain(e.rails, verdict, diag, q)
@@ -253,26 +260,43 @@ func who(c appliance.Caller) string {
 	return "a " + string(c.Kind)
 }
 
-// world is what one question is decided in: the few entities that it names. A
-// tenant's policy that names any other thing learns nothing of it, not even
-// whether it exists.
+// world is what questions of one caller in one tenant's name are decided in:
+// the few entities that they name. A tenant's policy that names any other thing
+// learns nothing of it, not even whether it exists.
 type world struct {
 	actions                   types.EntityMap
 	principal, tenant, object types.Entity
+	context                   types.Record
+	tenantEntity              func(id string) types.Entity
 }
 
+// world is everything of a question but its action and what it is decided on.
 func (e *Engine) world(q Question) *world {
-	w := &world{actions: e.words.actions, principal: principal(q.Caller)}
-	w.tenant = e.tenantEntity(q.Tenant)
+	w := &world{
+		actions: e.words.actions, principal: principal(q.Caller),
+		tenant: e.tenantEntity(q.Tenant), tenantEntity: e.tenantEntity,
+	}
+	context := types.RecordMap{"tenant": w.tenant.UID, "at": types.NewDatetime(q.At)}
+	// ::ffff:10.0.0.7 is 10.0.0.7 to whoever wrote a range.
+	if addr, err := netip.ParseAddr(q.Caller.Address); err == nil {
+		addr = addr.Unmap().WithZone("")
+		context["address"] = types.IPAddr(netip.PrefixFrom(addr, addr.BitLen()))
+	}
+	w.context = types.NewRecord(context)
+	return w
+}
+
+// about turns the world to the question's object.
+func (w *world) about(q Question, action types.EntityUID) cedar.Request {
 	switch {
 	case q.Pool != nil:
 		w.object = pool(*q.Pool)
-	case q.Subject != "":
-		w.object = e.tenantEntity(q.Subject)
+	case q.Subject != "" && q.Subject != q.Tenant:
+		w.object = w.tenantEntity(q.Subject)
 	default:
 		w.object = w.tenant
 	}
-	return w
+	return cedar.Request{Principal: w.principal.UID, Action: action, Resource: w.object.UID, Context: w.context}
 }
 
 // Get makes the world a types.EntityGetter.
@@ -289,19 +313,6 @@ func (w *world) Get(uid types.EntityUID) (types.Entity, bool) {
 		return w.actions.Get(uid)
 	}
 	return types.Entity{}, false
-}
-
-func (w *world) request(action types.EntityUID, q Question) cedar.Request {
-	context := types.RecordMap{"tenant": w.tenant.UID, "at": types.NewDatetime(q.At)}
-	// ::ffff:10.0.0.7 is 10.0.0.7 to whoever wrote a range.
-	if addr, err := netip.ParseAddr(q.Caller.Address); err == nil {
-		addr = addr.Unmap().WithZone("")
-		context["address"] = types.IPAddr(netip.PrefixFrom(addr, addr.BitLen()))
-	}
-	return cedar.Request{
-		Principal: w.principal.UID, Action: action, Resource: w.object.UID,
-		Context: types.NewRecord(context),
-	}
 }
 
 func (e *Engine) tenantEntity(id string) types.Entity {

@@ -53,7 +53,8 @@ func ParseSecret(secret string) (prefix string, err error) {
 			continue
 		}
 		b, err := secretText.DecodeString(rest)
-		if err != nil || len(b) != secretRandom+secretChecksum ||
+		// The decoder passes over line ends and surplus bits.
+		if err != nil || len(b) != secretRandom+secretChecksum || secretText.EncodeToString(b) != rest ||
 			binary.BigEndian.Uint32(b[secretRandom:]) != checksum(p, b[:secretRandom]) {
 			return "", appliance.Refuse(appliance.Unauthenticated, "", "the %s credential is mistyped or cut short", p)
 		}
