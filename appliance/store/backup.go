@@ -77,7 +77,8 @@ func (c *conn) vacuumInto(path string) error {
 
 // Verify reads the whole file at path and says what is wrong with it: damage,
 // references to nothing, or a schema that this program does not know. It
-// changes nothing, and may be asked of a state that is in use.
+// changes nothing, and may be asked of a state that is in use. SQLite keeps no
+// checksums: a value that was changed into another is not found.
 func Verify(ctx context.Context, path string) error {
 	if err := ctx.Err(); err != nil {
 		return context.Cause(ctx)
@@ -90,8 +91,12 @@ func Verify(ctx context.Context, path string) error {
 }
 
 func verify(path string, known int) (err error) {
-	if _, err := os.Stat(path); err != nil {
+	info, err := os.Stat(path)
+	if err != nil {
 		return err
+	}
+	if cutShort(path, info) {
+		return fmt.Errorf("%s is damaged: its last page is cut short", path)
 	}
 	c, err := connect(path, readOnly, "FULL")
 	if err != nil {

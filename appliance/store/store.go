@@ -107,6 +107,8 @@ func openCurrent(ctx context.Context, o Options) (*conn, error) {
 		return nil, fmt.Errorf("%s is not a regular file", o.Path)
 	case info.Size() == 0:
 		return nil, fmt.Errorf("%s is empty, which a state file never is: restore a backup, or remove it to start anew", o.Path)
+	case cutShort(o.Path, info):
+		return nil, fmt.Errorf("%s is damaged, its last page is cut short; it was left as it is: keep it, and restore a backup in its place", o.Path)
 	}
 	for _, suffix := range []string{"", "-wal", "-shm"} { // SQLite gives the last two the mode of the first
 		if err := os.Chmod(o.Path+suffix, 0o600); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -121,6 +123,14 @@ func openCurrent(ctx context.Context, o Options) (*conn, error) {
 		return nil, errors.Join(err, c.close())
 	}
 	return c, nil
+}
+
+// cutShort says whether a file ends within a page, which SQLite passes over.
+// With a log beside it that may be a copy into the file that a crash
+// interrupted, and the log repairs it.
+func cutShort(path string, info fs.FileInfo) bool {
+	const pageBytes = 4096 // SQLite's default, and so of every file that create made
+	return info.Size()%pageBytes != 0 && !exists(path+"-wal")
 }
 
 // create makes the file under another name and moves it into place complete,
@@ -139,7 +149,7 @@ func create(o Options) error {
 	if err := f.Close(); err != nil {
 		return err
 	}
-	c, err := connect(part, readWrite, "FULL")
+	c, err := connect(part, readWrite, o.Synchronous)
 	if err != nil {
 		return fmt.Errorf("make %s: %w", o.Path, err)
 	}
