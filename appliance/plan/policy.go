@@ -64,10 +64,10 @@ var policyValidators = []policyValidator{
 	{"admission", checkAdmission},
 	{"sharing", checkSharing},
 	{"host shares", checkShares},
+	{"Kubernetes", checkKubernetes}, // before the units: the join set is whole
 	{"host units", checkHostUnits},
 	{"MIG layout", checkMIGLayout},
 	{"attestors", checkAttestors},
-	{"Kubernetes", checkKubernetes},
 	{"telemetry", checkTelemetry},
 	{"tenancy", checkSingleTenant},
 	{"hardware profile", checkHardwareProfile},
@@ -281,7 +281,7 @@ func checkKubernetes(c PolicyContext, p appliance.Policy) error {
 	if joins && c.SiteKind != appliance.SiteCustom && !k.PlatformOperated {
 		return badPolicy("kubernetes.platformOperated", "must be true for hosts of a %s site to join a cluster", c.SiteKind)
 	}
-	return joinUnit(k).ValidateNode() // with the join set, the unit as a whole was checked before
+	return joinUnit(k).ValidateNode() // also where no unit comes of it
 }
 
 // checkTelemetry checks the options also where no unit comes of them.

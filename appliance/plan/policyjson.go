@@ -84,10 +84,10 @@ func (r *policyReader) token(path string) (jsontext.Token, error) {
 		return t, badPolicy(joinPath(path, syntax.JSONPointer.LastToken()), "is given twice")
 	case !utf8.Valid(r.raw):
 		return t, badPolicy(path, "holds bytes that are not UTF-8")
-	case errors.As(err, &syntax):
-		return t, badPolicy(path, "is not valid JSON: %v at byte %d", syntax.Err, syntax.ByteOffset)
-	default:
+	case errors.Is(err, io.ErrUnexpectedEOF) || !errors.As(err, &syntax):
 		return t, badPolicy(path, "is not valid JSON: it ends too early")
+	default:
+		return t, badPolicy(path, "is not valid JSON: %v at byte %d", syntax.Err, syntax.ByteOffset)
 	}
 }
 
