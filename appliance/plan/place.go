@@ -222,7 +222,8 @@ func siftDown(queue []head, i int) {
 // free.
 func (a *ask) fits(n *node) bool {
 	if a.whole {
-		return len(n.shares) == 0 && n.healthy == low(len(n.uuids))
+		free, _ := a.countAtoms(n)
+		return len(n.shares) == 0 && n.healthy == low(len(n.uuids)) && free >= a.atoms
 	}
 	return n.hasCPUs(a.scalars[vcpuIndex], a.pinned)
 }

@@ -1,0 +1,187 @@
+package plan
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/bettercompute/bc/agent/wire"
+	"github.com/bettercompute/bc/appliance"
+)
+
+// Check holds the index to what must always be so: no atom and no CPU of a node
+// is booked twice; what is allocated of a node is the sum of its bookings; the
+// sums and shelves of each pool are what its nodes give when counted anew. It
+// reads everything and names the first thing that is not so.
+func (x *Index) Check() error {
+	if err := x.checkBookings(); err != nil {
+		return err
+	}
+	for _, id := range slices.Sorted(maps.Keys(x.nodes)) {
+		if err := x.nodes[id].check(); err != nil {
+			return fmt.Errorf("node %s: %w", id, err)
+		}
+	}
+	for _, id := range slices.Sorted(maps.Keys(x.pools)) {
+		if err := x.checkPool(x.pools[id]); err != nil {
+			return fmt.Errorf("pool %s: %w", id, err)
+		}
+	}
+	return nil
+}
+
+// checkBookings goes from the bookings to the nodes; each node's check goes
+// back.
+func (x *Index) checkBookings() error {
+	for _, id := range slices.Sorted(maps.Keys(x.bookings)) {
+		b := x.bookings[id]
+		for i := range b.shares {
+			s := &b.shares[i]
+			if x.nodes[s.node.id] != s.node {
+				return fmt.Errorf("reservation %s is booked on node %s, which is not in the index", id, s.node.id)
+			}
+			if s.booking != b || !slices.Contains(s.node.shares, s) {
+				return fmt.Errorf("node %s does not know of reservation %s, which is booked on it", s.node.id, id)
+			}
+		}
+	}
+	return nil
+}
+
+func (n *node) check() error {
+	atoms := map[string]string{}
+	var cpus cpuBits
+	var sum [scalarCount]int64
+	fresh := node{pool: n.pool, replicas: n.replicas, uuids: n.uuids, parts: n.parts, topology: n.topology}
+	fresh.reset()
+	for i, s := range n.shares {
+		if s.node != n || i > 0 && n.shares[i-1].booking.id >= s.booking.id {
+			return fmt.Errorf("its bookings are out of order at reservation %s", s.booking.id)
+		}
+		for _, atom := range s.atoms {
+			if other, taken := atoms[atom]; taken {
+				return fmt.Errorf("%s is booked by reservations %s and %s", atom, other, s.booking.id)
+			}
+			atoms[atom] = s.booking.id
+		}
+		set, err := wire.ParseCPUList(s.cpus)
+		if err != nil {
+			return err
+		}
+		for _, cpu := range set.CPUs() {
+			if cpus.has(cpu) {
+				return fmt.Errorf("CPU %d is booked twice, once by reservation %s", cpu, s.booking.id)
+			}
+			cpus.add(cpu)
+		}
+		for j, v := range s.scalars {
+			sum[j] += int64(v)
+		}
+		fresh.take(s)
+	}
+	for i, v := range sum {
+		if n.allocated[i] != v {
+			return fmt.Errorf("%s: %d is allocated, its bookings sum to %d", appliance.Scalars[i], n.allocated[i], v)
+		}
+	}
+	switch {
+	case !slices.Equal(n.booked, fresh.booked) || !slices.Equal(n.strays, fresh.strays):
+		return fmt.Errorf("booked atoms differ from its bookings")
+	case n.cpus.countFree(cpus) != 0 || cpus.countFree(n.cpus) != 0:
+		return fmt.Errorf("CPUs set aside differ from its bookings")
+	case n.leased != fresh.leased || !sameMemory(n.memoryMiB, fresh.memoryMiB):
+		return fmt.Errorf("memory or lease differ from its bookings")
+	}
+	return nil
+}
+
+// sameMemory compares what is booked of each memory node; nil is nothing.
+func sameMemory(a, b []int64) bool {
+	for i := range max(len(a), len(b)) {
+		var p, q int64
+		if i < len(a) {
+			p = a[i]
+		}
+		if i < len(b) {
+			q = b[i]
+		}
+		if p != q {
+			return false
+		}
+	}
+	return true
+}
+
+// checkPool counts the pool anew in an index of its own and compares.
+func (x *Index) checkPool(p *pool) error {
+	var sum tally
+	shares := [2]map[int32]int{{}, {}}
+	base, profiles := 0, map[string]int{}
+	var before *node
+	for _, c := range p.all.chunks {
+		for _, e := range c.entries {
+			n := e.node
+			if n.pool != p || x.nodes[n.id] != n || before != nil && compareNodes(before, n) >= 0 {
+				return fmt.Errorf("node %s is not in its place", n.id)
+			}
+			before = n
+			sum.add(n.tally(), 1)
+			n.eachShare(func(i int, share int32) { shares[i][share]++ })
+			if n.takes() {
+				base++
+				for _, name := range n.profiles() {
+					profiles[name]++
+				}
+			}
+		}
+	}
+	if sum != p.tally {
+		return fmt.Errorf("its sums are %+v, its nodes give %+v", p.tally, sum)
+	}
+	if !maps.Equal(shares[0], p.shares[0]) || !maps.Equal(shares[1], p.shares[1]) {
+		return fmt.Errorf("its host shares differ from those of its nodes")
+	}
+	if err := p.base.check(base, (*node).sign); err != nil {
+		return err
+	}
+	for _, name := range slices.Sorted(maps.Keys(p.profiles)) {
+		if err := p.profiles[name].shelf.check(profiles[name], func(n *node) sign { return n.profileSign(name) }); err != nil {
+			return fmt.Errorf("MIG profile %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// check holds a shelf to its order: want nodes, each under its sign, each run
+// sorted, each chunk's most as its entries say.
+func (s *shelf) check(want int, signOf func(*node) sign) error {
+	have := 0
+	for free, row := range s.rows {
+		for _, cell := range row {
+			for _, r := range cell.runs {
+				var before *node
+				for _, c := range r.chunks {
+					fresh := chunk{entries: c.entries}
+					fresh.measure()
+					if fresh.most != c.most {
+						return fmt.Errorf("a stretch of the shelf says %v is free, its nodes say %v", c.most, fresh.most)
+					}
+					for _, e := range c.entries {
+						n := e.node
+						sg := signOf(n)
+						if sg != cell.sign || sg.free != free || n.class != r.class || !n.takes() || e != n.entry() ||
+							before != nil && compareNodes(before, n) >= 0 {
+							return fmt.Errorf("node %s is not in its place on the shelf", n.id)
+						}
+						before = n
+						have++
+					}
+				}
+			}
+		}
+	}
+	if have != want {
+		return fmt.Errorf("%d nodes are on the shelf, %d take bookings", have, want)
+	}
+	return nil
+}
