@@ -21,6 +21,9 @@ func collectPCI(root *host.Root) []wire.PCIDevice {
 	const dir = "/sys/bus/pci/devices"
 	names, _ := root.ReadDir(dir)
 	for _, address := range names {
+		if !pciAddress.MatchString(address) {
+			continue
+		}
 		at := path.Join(dir, address)
 		d := wire.PCIDevice{
 			Address: address,
@@ -45,15 +48,15 @@ func collectPCI(root *host.Root) []wire.PCIDevice {
 }
 
 // pciMatters selects, by the class codes of the PCI ID assignment: network
-// (02), display (03), processing accelerators (12), NVMe (0108), and bridges
-// (06) that are NVIDIA's, which are NVSwitches.
+// (02), display (03), processing accelerators (12), NVMe (0108), and of NVIDIA
+// the other bridges (0680), which are NVSwitches.
 func pciMatters(d wire.PCIDevice) bool {
 	for _, class := range []string{"02", "03", "12", "0108"} {
 		if strings.HasPrefix(d.Class, class) {
 			return true
 		}
 	}
-	return d.Vendor == vendorNVIDIA && strings.HasPrefix(d.Class, "06")
+	return d.Vendor == vendorNVIDIA && strings.HasPrefix(d.Class, "0680")
 }
 
 func pciID(root *host.Root, name string) string {

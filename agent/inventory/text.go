@@ -393,7 +393,7 @@ func (r *report) otherPCI(inv wire.Inventory) {
 func className(class string) string {
 	for _, c := range []struct{ prefix, name string }{
 		{"0300", "VGA controller"}, {"0302", "3D controller"}, {"03", "display controller"},
-		{"12", "accelerator"}, {"0680", "NVSwitch"}, {"06", "bridge"}, {"02", "network controller"},
+		{"12", "accelerator"}, {"0680", "NVSwitch"}, {"02", "network controller"},
 	} {
 		if strings.HasPrefix(class, c.prefix) {
 			return c.name

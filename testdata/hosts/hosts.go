@@ -4,7 +4,8 @@
 //
 // Start reading at [Names]. Each file's comment says what the machine is and
 // where its facts are from; all are composed by the tests of agent/inventory
-// (machines_test.go), none was captured from hardware.
+// (machines_test.go, written with go test ./agent/inventory -update), none was
+// captured from hardware.
 package hosts
 
 import (
