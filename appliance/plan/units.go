@@ -129,10 +129,9 @@ func telemetryUnit(p *appliance.TelemetryPolicy, site *wire.Telemetry) *wire.Tel
 func NodeSpec(prev wire.NodeSpec, nodeID, poolID string, units wire.Units, checks []wire.Check, bindings []wire.Binding) wire.NodeSpec {
 	next := wire.NodeSpec{
 		Version: wire.Version, NodeID: nodeID, PoolID: poolID, Units: units, Acceptance: checks,
-		Bindings: slices.SortedFunc(slices.Values(bindings), func(a, b wire.Binding) int {
-			return cmp.Compare(a.ReservationID, b.ReservationID)
-		}),
+		Bindings: append([]wire.Binding{}, bindings...),
 	}
+	slices.SortFunc(next.Bindings, func(a, b wire.Binding) int { return cmp.Compare(a.ReservationID, b.ReservationID) })
 	next.Generation = prev.Generation
 	if prev.Generation == 0 || !SameSpec(prev, next) {
 		next.Generation++
