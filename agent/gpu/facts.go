@@ -130,15 +130,26 @@ type memory struct {
 	byIndex map[int]wire.GPU
 }
 
-// recall answers the GPU that stood at an index. It does not guess: with
+// recall answers the GPU that stood at an index, given how many GPUs there are
+// and the UUIDs of those that answered. It does not guess: with
 // another number of GPUs than before, or when that GPU answered from elsewhere,
 // the index says nothing.
-func (m *memory) recall(index, count int, answered []wire.GPU) (wire.GPU, bool) {
+func (m *memory) recall(index, count int, answered []string) (wire.GPU, bool) {
 	g, ok := m.byIndex[index]
-	if !ok || count != m.count || slices.ContainsFunc(answered, func(a wire.GPU) bool { return a.UUID == g.UUID }) {
+	if !ok || count != m.count || slices.Contains(answered, g.UUID) {
 		return wire.GPU{}, false
 	}
 	return g, true
+}
+
+// complete gives a GPU that stopped answering half-way the facts it had.
+func (m *memory) complete(g wire.GPU) wire.GPU {
+	old, ok := m.byIndex[g.Index]
+	if !ok || old.UUID != g.UUID {
+		return g
+	}
+	old.Health, old.HealthReason = g.Health, g.HealthReason
+	return old
 }
 
 func (m *memory) keep(count int, gpus []wire.GPU) {

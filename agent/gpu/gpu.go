@@ -2,6 +2,7 @@ package gpu
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -65,7 +66,7 @@ type Readings struct {
 // Reading is what one GPU measures. A pointer is nil where the board has no
 // such reading or did not answer; Failures tells the two apart.
 type Reading struct {
-	UUID         string // empty when the GPU would not even say that
+	UUID         string // empty when it did not say, and no Snapshot had its index
 	Index        int
 	Health       wire.GPUHealth
 	HealthReason string
@@ -160,6 +161,9 @@ func (l *Library) Events(ctx context.Context) <-chan Xid {
 func inTurn[T any](ctx context.Context, l *Library, ask func() T, late func(why string) T) T {
 	began := time.Now()
 	silent := func() T {
+		if errors.Is(ctx.Err(), context.Canceled) {
+			return late("the question to the NVIDIA driver was given up before its answer")
+		}
 		return late(fmt.Sprintf("the NVIDIA driver has not answered for %s: look for Xid errors in \"dmesg\"; "+
 			"if it stays silent, drain the machine and reboot it", time.Since(began).Round(time.Millisecond)))
 	}

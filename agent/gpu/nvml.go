@@ -227,6 +227,7 @@ func (l *Library) snapshot() Snapshot {
 	s := Snapshot{Library: l.versions()}
 	linked := map[string]links{}
 	var silent []handle
+	var answered []string
 	for _, h := range list {
 		p := l.probe(h)
 		g := p.facts(h.index)
@@ -234,12 +235,16 @@ func (l *Library) snapshot() Snapshot {
 			l.drop() // the driver went away between two questions
 			return Snapshot{Library: p.code.ofLibrary()}
 		}
-		if g.UUID == "" || g.Health == wire.GPULost {
+		if g.UUID == "" {
 			h.code = p.failures[0].code
 			silent = append(silent, h)
 			continue
 		}
+		if p.gone || p.lacksEssential() {
+			g = l.memory.complete(g)
+		}
 		s.GPUs = append(s.GPUs, g)
+		answered = append(answered, g.UUID)
 		linked[g.UUID] = p.links()
 		for _, f := range p.failures {
 			if !f.essential && !f.code.serious() {
@@ -249,7 +254,7 @@ func (l *Library) snapshot() Snapshot {
 	}
 	joinPeers(s.GPUs, linked)
 	for _, h := range silent {
-		l.addSilent(&s, h, len(list))
+		l.addSilent(&s, h, len(list), answered)
 	}
 	if len(list) > 0 && len(s.GPUs) == 0 {
 		// GPUs are there and none can be told from another: that is no list.
@@ -261,8 +266,8 @@ func (l *Library) snapshot() Snapshot {
 
 // addSilent puts a GPU that does not say who it is into the list, with what it
 // said last.
-func (l *Library) addSilent(s *Snapshot, h handle, count int) {
-	g, ok := l.memory.recall(h.index, count, s.GPUs)
+func (l *Library) addSilent(s *Snapshot, h handle, count int, answered []string) {
+	g, ok := l.memory.recall(h.index, count, answered)
 	if !ok {
 		s.Notes = append(s.Notes, fmt.Sprintf("GPU %d does not say which one it is, so it is not in the list: %s", h.index, h.code))
 		return

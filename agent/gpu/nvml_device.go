@@ -4,6 +4,7 @@ package gpu
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -40,6 +41,11 @@ func (p *probe) note(what string, c code, essential bool) bool {
 		p.failures = append(p.failures, failure{what, c, essential})
 	}
 	return false
+}
+
+// lacksEssential says whether a question of need got no answer.
+func (p *probe) lacksEssential() bool {
+	return slices.ContainsFunc(p.failures, func(f failure) bool { return f.essential })
 }
 
 // ask puts one question, unless the GPU is gone or the library lacks the

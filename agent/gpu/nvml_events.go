@@ -9,10 +9,13 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
+// slice is how long one call waits for an event: so long can Release and the
+// end of Events take. Tests shorten it.
+var slice = 500 * time.Millisecond
+
 // watch reports Xids until ctx ends. It waits in short calls, because
 // nvmlShutdown must not run beside one.
 func (l *Library) watch(ctx context.Context, out chan<- Xid) {
-	const slice = 500 * time.Millisecond
 	for ctx.Err() == nil {
 		l.use.RLock()
 		changed := l.changed
@@ -27,7 +30,7 @@ func (l *Library) watch(ctx context.Context, out chan<- Xid) {
 			rest(ctx, changed, 30*time.Second)
 			continue
 		}
-		for w.wait(ctx, slice, l, changed, out) {
+		for w.wait(ctx, l, changed, out) {
 		}
 		l.use.RLock()
 		if changed == l.changed { // else nvmlShutdown took the set with it
@@ -87,15 +90,15 @@ func (l *Library) register() *watcher {
 	return w
 }
 
-// wait reports one Xid, or none within the limit. It answers false when the
+// wait reports one Xid, or none within slice. It answers false when the
 // set is of no more use.
-func (w *watcher) wait(ctx context.Context, limit time.Duration, l *Library, changed <-chan struct{}, out chan<- Xid) bool {
+func (w *watcher) wait(ctx context.Context, l *Library, changed <-chan struct{}, out chan<- Xid) bool {
 	l.use.RLock()
 	if ctx.Err() != nil || changed != l.changed {
 		l.use.RUnlock()
 		return false
 	}
-	e, ret := w.set.Wait(uint32(limit.Milliseconds()))
+	e, ret := w.set.Wait(uint32(slice.Milliseconds()))
 	l.use.RUnlock()
 	if code(ret) == timedOut {
 		return true

@@ -17,18 +17,29 @@ func (l *Library) readings() Readings {
 		return Readings{Library: lib}
 	}
 	out := Readings{Library: l.versions()}
+	var answered []string
 	for _, h := range list {
 		p := l.probe(h)
 		r := Reading{Index: h.index}
 		p.read(&r)
-		if r.UUID == "" {
-			r.UUID = l.memory.byIndex[h.index].UUID
+		if p.code == uninitialized {
+			l.drop() // the driver went away between two questions
+			return Readings{Library: p.code.ofLibrary()}
+		}
+		if r.UUID != "" {
+			answered = append(answered, r.UUID)
 		}
 		for _, f := range p.failures {
 			r.Failures = append(r.Failures, f.String())
 		}
 		r.Health, r.HealthReason = healthOf(p.failures, r.Remap)
 		out.GPUs = append(out.GPUs, r)
+	}
+	for i := range out.GPUs {
+		if r := &out.GPUs[i]; r.UUID == "" {
+			g, _ := l.memory.recall(r.Index, len(list), answered)
+			r.UUID = g.UUID
+		}
 	}
 	return out
 }

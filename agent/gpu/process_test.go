@@ -13,6 +13,8 @@ import (
 	"github.com/bettercompute/bc/agent/wire"
 )
 
+func init() { slice = 20 * time.Millisecond }
+
 // alone runs a test in a process of its own, because a process can load one
 // NVML library only, and because the faults tested here end the process. It
 // answers true in that process.

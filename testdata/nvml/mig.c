@@ -5,20 +5,11 @@
 // "nvidia-smi mig -lgip" and "-lgipp".
 
 #define _GNU_SOURCE
-#include "state.h"
+#include "mig.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-struct profile {
-  unsigned number; // NVML_GPU_INSTANCE_PROFILE_*
-  unsigned id, slices, memory, max;
-  int starts[8]; // ends with -1
-  unsigned column;   // which of the board's sizes
-  unsigned first_id; // GPU instance ids begin here
-  const char *suffix;
-};
 
 static const struct profile seven[] = {
     {NVML_GPU_INSTANCE_PROFILE_1_SLICE, 19, 1, 1, 7, {0, 1, 2, 3, 4, 5, 6, -1}, 0, 7, ""},
@@ -31,7 +22,7 @@ static const struct profile seven[] = {
     {.max = 0},
 };
 
-static const struct profile four[] = {
+const struct profile four[] = {
     {NVML_GPU_INSTANCE_PROFILE_1_SLICE, 14, 1, 1, 4, {0, 1, 2, 3, -1}, 0, 3, ""},
     {NVML_GPU_INSTANCE_PROFILE_1_SLICE_REV1, 21, 1, 1, 1, {0, 1, 2, 3, -1}, 0, 3, "+me"},
     {NVML_GPU_INSTANCE_PROFILE_2_SLICE, 5, 2, 2, 2, {0, 2, -1}, 1, 1, ""},
@@ -41,14 +32,14 @@ static const struct profile four[] = {
 };
 
 // table answers the board's profiles from its "mig" value, NULL without MIG.
-static const struct profile *table(int dev) {
+const struct profile *table(int dev) {
   const char *v = get(dev, "mig");
   if (v == NULL) return NULL;
   return strncmp(v, "four ", 5) == 0 ? four : seven;
 }
 
 // size_of reads one "GB:MiB" pair of the "mig" value.
-static void size_of(int dev, unsigned column, unsigned *gb, unsigned long long *mib) {
+void size_of(int dev, unsigned column, unsigned *gb, unsigned long long *mib) {
   const char *v = get(dev, "mig");
   *gb = 0;
   *mib = 0;
@@ -72,7 +63,7 @@ static const struct profile *by_number(int dev, unsigned number) {
   return NULL;
 }
 
-static int mig_on(int dev) { return get_yes(dev, "mig-mode"); }
+int mig_on(int dev) { return get_yes(dev, "mig-mode"); }
 
 struct instance {
   int id;
@@ -149,7 +140,7 @@ static int best_place(int dev, const struct profile *p) {
   return best;
 }
 
-static int gi_profile(int dev, int gi, const struct profile **p, unsigned *start) {
+int gi_profile(int dev, int gi, const struct profile **p, unsigned *start) {
   struct instances all = gpu_instances(dev);
   for (int i = 0; i < all.n; i++)
     if (all.of[i].id == gi) {
@@ -160,14 +151,12 @@ static int gi_profile(int dev, int gi, const struct profile **p, unsigned *start
   return 0;
 }
 
-static void profile_name(int dev, const struct profile *p, char *out, size_t size) {
+void profile_name(int dev, const struct profile *p, char *out, size_t size) {
   unsigned gb;
   unsigned long long mib;
   size_of(dev, p->column, &gb, &mib);
   snprintf(out, size, "%ug.%ugb%s", p->slices, gb, p->suffix);
 }
-
-// ---- Mode
 
 API nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned int *current, unsigned int *pending) {
   ENTER(device);
@@ -198,8 +187,6 @@ API nvmlReturn_t nvmlDeviceSetMigMode(nvmlDevice_t device, unsigned int mode, nv
   return ret == NVML_SUCCESS ? put(c.dev, "mig-mode", word) : ret;
 }
 
-// ---- GPU instances
-
 static nvmlReturn_t profile_info(int dev, unsigned number, nvmlGpuInstanceProfileInfo_v3_t *out) {
   if (number >= NVML_GPU_INSTANCE_PROFILE_COUNT) return NVML_ERROR_INVALID_ARGUMENT;
   const struct profile *p = by_number(dev, number);
@@ -221,16 +208,20 @@ static nvmlReturn_t profile_info(int dev, unsigned number, nvmlGpuInstanceProfil
   return NVML_SUCCESS;
 }
 
+// FILL copies what all versions of the struct have.
+#define FILL(to, all)                                                                                      \
+  memset(&(to), 0, sizeof(to)), (to).id = (all).id, (to).sliceCount = (all).sliceCount,                    \
+      (to).instanceCount = (all).instanceCount, (to).multiprocessorCount = (all).multiprocessorCount,      \
+      (to).copyEngineCount = (all).copyEngineCount, (to).jpegCount = (all).jpegCount,                      \
+      (to).ofaCount = (all).ofaCount, (to).memorySizeMB = (all).memorySizeMB
+
 API nvmlReturn_t nvmlDeviceGetGpuInstanceProfileInfo(nvmlDevice_t device, unsigned int profile,
                                                      nvmlGpuInstanceProfileInfo_t *info) {
   ENTER(device);
   nvmlGpuInstanceProfileInfo_v3_t all;
   nvmlReturn_t ret = info == NULL ? NVML_ERROR_INVALID_ARGUMENT : profile_info(c.dev, profile, &all);
   if (ret != NVML_SUCCESS) return ret;
-  *info = (nvmlGpuInstanceProfileInfo_t){
-      .id = all.id, .sliceCount = all.sliceCount, .instanceCount = all.instanceCount,
-      .multiprocessorCount = all.multiprocessorCount, .copyEngineCount = all.copyEngineCount,
-      .jpegCount = all.jpegCount, .ofaCount = all.ofaCount, .memorySizeMB = all.memorySizeMB};
+  FILL(*info, all);
   return NVML_SUCCESS;
 }
 
@@ -249,10 +240,8 @@ API nvmlReturn_t nvmlDeviceGetGpuInstanceProfileInfoV(nvmlDevice_t device, unsig
     memcpy(info, &all, sizeof all);
     return NVML_SUCCESS;
   }
-  *info = (nvmlGpuInstanceProfileInfo_v2_t){
-      .version = version, .id = all.id, .sliceCount = all.sliceCount, .instanceCount = all.instanceCount,
-      .multiprocessorCount = all.multiprocessorCount, .copyEngineCount = all.copyEngineCount,
-      .jpegCount = all.jpegCount, .ofaCount = all.ofaCount, .memorySizeMB = all.memorySizeMB};
+  FILL(*info, all);
+  info->version = version;
   memcpy(info->name, all.name, sizeof info->name);
   return NVML_SUCCESS;
 }
@@ -374,9 +363,8 @@ API nvmlReturn_t nvmlGpuInstanceGetInfo(nvmlGpuInstance_t instance, nvmlGpuInsta
   return NVML_SUCCESS;
 }
 
-// ---- Compute instances. Profile n of the library is id n; widths in slices:
-
-static const unsigned widths[] = {1, 2, 3, 4, 7};
+// Profile n of a compute instance has id n, and so many slices:
+const unsigned widths[5] = {1, 2, 3, 4, 7};
 
 static int ci_width(void *arg, const char *suffix, const char *value) {
   int *gi_and_sum = arg;
@@ -449,13 +437,7 @@ API nvmlReturn_t nvmlComputeInstanceDestroy(nvmlComputeInstance_t instance) {
   return put(c.dev, key, "-");
 }
 
-struct ci_list {
-  int gi; // -1: of every GPU instance
-  int n;
-  int of[32][3]; // gi, ci, profile
-};
-
-static int collect_ci(void *arg, const char *suffix, const char *value) {
+int collect_ci(void *arg, const char *suffix, const char *value) {
   struct ci_list *l = arg;
   int gi, ci;
   if (l->n < 32 && sscanf(suffix, "%d.%d", &gi, &ci) == 2 && (l->gi < 0 || l->gi == gi)) {
@@ -501,115 +483,5 @@ API nvmlReturn_t nvmlComputeInstanceGetInfo_v2(nvmlComputeInstance_t instance, n
   info->id = (unsigned)c.ci;
   info->profileId = profile;
   info->placement = (nvmlComputeInstancePlacement_t){0, profile < 5 ? widths[profile] : 0};
-  return NVML_SUCCESS;
-}
-
-// ---- MIG devices: a compute instance seen as a device
-
-API nvmlReturn_t nvmlDeviceGetMaxMigDeviceCount(nvmlDevice_t device, unsigned int *count) {
-  ENTER(device);
-  if (count == NULL) return NVML_ERROR_INVALID_ARGUMENT;
-  const struct profile *t = table(c.dev);
-  *count = t == NULL ? 0 : t == four ? 4 : 7;
-  return NVML_SUCCESS;
-}
-
-API nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t device, unsigned int index, nvmlDevice_t *out) {
-  ENTER(device);
-  struct ci_list l = {.gi = -1};
-  if (out == NULL) return NVML_ERROR_INVALID_ARGUMENT;
-  if (table(c.dev) == NULL) return NVML_ERROR_NOT_SUPPORTED;
-  if (mig_on(c.dev)) each(c.dev, "ci.", collect_ci, &l);
-  if (index >= (unsigned)l.n) return NVML_ERROR_NOT_FOUND;
-  out->handle = intern(MIG, c.dev, l.of[index][0], l.of[index][1]);
-  return NVML_SUCCESS;
-}
-
-API nvmlReturn_t nvmlDeviceGetDeviceHandleFromMigDeviceHandle(nvmlDevice_t mig, nvmlDevice_t *out) {
-  ENTER_AS(mig.handle, MIG);
-  if (out == NULL) return NVML_ERROR_INVALID_ARGUMENT;
-  out->handle = intern(GPU, c.dev, -1, -1);
-  return NVML_SUCCESS;
-}
-
-API nvmlReturn_t nvmlDeviceIsMigDeviceHandle(nvmlDevice_t device, unsigned int *is) {
-  ENTER_AS(device.handle, GPU | MIG);
-  if (is == NULL) return NVML_ERROR_INVALID_ARGUMENT;
-  *is = c.kind == MIG;
-  return NVML_SUCCESS;
-}
-
-API nvmlReturn_t nvmlDeviceGetGpuInstanceId(nvmlDevice_t mig, unsigned int *id) {
-  ENTER_AS(mig.handle, MIG);
-  if (id == NULL) return NVML_ERROR_INVALID_ARGUMENT;
-  *id = (unsigned)c.gi;
-  return NVML_SUCCESS;
-}
-
-API nvmlReturn_t nvmlDeviceGetComputeInstanceId(nvmlDevice_t mig, unsigned int *id) {
-  ENTER_AS(mig.handle, MIG);
-  if (id == NULL) return NVML_ERROR_INVALID_ARGUMENT;
-  *id = (unsigned)c.ci;
-  return NVML_SUCCESS;
-}
-
-static unsigned mig_width(const struct call *c) {
-  char key[32];
-  snprintf(key, sizeof key, "ci.%d.%d", c->gi, c->ci);
-  unsigned profile = (unsigned)atoi(get(c->dev, key));
-  return profile < 5 ? widths[profile] : 0;
-}
-
-API nvmlReturn_t nvmlDeviceGetAttributes_v2(nvmlDevice_t mig, nvmlDeviceAttributes_t *out) {
-  ENTER_AS(mig.handle, MIG);
-  const struct profile *p;
-  unsigned gb;
-  if (out == NULL) return NVML_ERROR_INVALID_ARGUMENT;
-  if (!gi_profile(c.dev, c.gi, &p, NULL)) return NVML_ERROR_NOT_FOUND;
-  memset(out, 0, sizeof *out);
-  out->gpuInstanceSliceCount = p->slices;
-  out->computeInstanceSliceCount = mig_width(&c);
-  out->multiprocessorCount = out->computeInstanceSliceCount * 16;
-  out->sharedJpegCount = out->sharedOfaCount = p->suffix[0] == '+';
-  size_of(c.dev, p->column, &gb, &out->memorySizeMB);
-  return NVML_SUCCESS;
-}
-
-nvmlReturn_t mig_device_memory(const struct call *c, unsigned long long *mib) {
-  const struct profile *p;
-  unsigned gb;
-  if (!gi_profile(c->dev, c->gi, &p, NULL)) return NVML_ERROR_NOT_FOUND;
-  size_of(c->dev, p->column, &gb, mib);
-  return NVML_SUCCESS;
-}
-
-nvmlReturn_t mig_device_name(const struct call *c, char *out, unsigned int size) {
-  const struct profile *p;
-  char profile[64], whole[256], width[16] = "";
-  const char *board = get(c->dev, "name");
-  if (board == NULL || !gi_profile(c->dev, c->gi, &p, NULL)) return NVML_ERROR_NOT_FOUND;
-  profile_name(c->dev, p, profile, sizeof profile);
-  if (mig_width(c) != p->slices) snprintf(width, sizeof width, "%uc.", mig_width(c));
-  snprintf(whole, sizeof whole, "%s MIG %s%s", board, width, profile);
-  if (strlen(whole) >= size) return NVML_ERROR_INSUFFICIENT_SIZE;
-  strncpy(out, whole, size);
-  return NVML_SUCCESS;
-}
-
-// The UUID of a MIG device follows from its GPU and place, so that a recorded
-// machine gives the same ones every time.
-nvmlReturn_t mig_device_uuid(int dev, int gi, int ci, char *out, unsigned int size) {
-  char seed[160], uuid[64];
-  const char *gpu = get(dev, "uuid");
-  snprintf(seed, sizeof seed, "%s/%d/%d", gpu == NULL ? "" : gpu, gi, ci);
-  unsigned long long h[2] = {14695981039346656037ull, 1099511628211ull * 7};
-  for (const char *s = seed; *s; s++) { // FNV-1a, twice
-    h[0] = (h[0] ^ (unsigned char)*s) * 1099511628211ull;
-    h[1] = (h[1] ^ (unsigned char)(*s + 13)) * 1099511628211ull;
-  }
-  snprintf(uuid, sizeof uuid, "MIG-%08llx-%04llx-5%03llx-8%03llx-%012llx", h[0] >> 32, h[0] >> 16 & 0xffff,
-           h[0] & 0xfff, h[1] >> 52, h[1] & 0xffffffffffffull);
-  if (strlen(uuid) >= size) return NVML_ERROR_INSUFFICIENT_SIZE;
-  strncpy(out, uuid, size);
   return NVML_SUCCESS;
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // A small libnvidia-ml.so.1 for tests: the machine it shows stands in a text
-// file. This file has the library and its devices; mig.c the MIG instances,
+// file. This file has the library and its devices; mig.c and migdevice.c MIG,
 // links.c NVLink and topology, events.c the event sets, state.c the file.
 
 #define _GNU_SOURCE
@@ -11,8 +11,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
-
-// ---- Library
 
 API nvmlReturn_t nvmlInit_v2(void) { return init_library(); }
 API nvmlReturn_t nvmlInitWithFlags(unsigned int flags) {
@@ -59,8 +57,6 @@ API nvmlReturn_t nvmlSystemGetCudaDriverVersion_v2(int *version) {
 }
 
 API nvmlReturn_t nvmlSystemGetCudaDriverVersion(int *version) { return nvmlSystemGetCudaDriverVersion_v2(version); }
-
-// ---- Handles
 
 API nvmlReturn_t nvmlDeviceGetCount_v2(unsigned int *count) {
   ENTER_SYSTEM();
@@ -117,8 +113,6 @@ API nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned int *index) {
     if (device_at(i) == c.dev) *index = i;
   return NVML_SUCCESS;
 }
-
-// ---- What the board is
 
 API nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char *name, unsigned int length) {
   ENTER_AS(device.handle, GPU | MIG);
@@ -245,8 +239,6 @@ API nvmlReturn_t nvmlDeviceGetDisplayActive(nvmlDevice_t device, nvmlEnableState
   return state(&c, "display-active", out);
 }
 
-// ---- Power and modes
-
 API nvmlReturn_t nvmlDeviceGetPowerManagementLimitConstraints(nvmlDevice_t device, unsigned int *min,
                                                               unsigned int *max) {
   ENTER(device);
@@ -326,8 +318,6 @@ API nvmlReturn_t nvmlDeviceSetComputeMode(nvmlDevice_t device, nvmlComputeMode_t
   return putf(c.dev, "compute-mode", "%u", (unsigned)mode);
 }
 
-// ---- Readings
-
 API nvmlReturn_t nvmlDeviceGetTemperature(nvmlDevice_t device, nvmlTemperatureSensors_t sensor, unsigned int *out) {
   ENTER(device);
   if (sensor != NVML_TEMPERATURE_GPU) return NVML_ERROR_INVALID_ARGUMENT;
@@ -388,8 +378,7 @@ API nvmlReturn_t nvmlDeviceGetRemappedRows(nvmlDevice_t device, unsigned int *co
   return sscanf(v, "%u %u %u %u", corrected, uncorrected, pending, failed) == 4 ? NVML_SUCCESS : NVML_ERROR_UNKNOWN;
 }
 
-// ---- Processes: "process.<pid> compute|graphics <MiB> [gi ci]"
-
+// A process is "process.<pid> compute|graphics <MiB> [gi ci]"
 struct process {
   unsigned pid, mib;
   int gi, ci, graphics;

@@ -13,12 +13,12 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 )
 
@@ -74,7 +74,7 @@ func build(without []string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	header, err := headerFolder(root)
+	header, err := headerFolder()
 	if err != nil {
 		return "", err
 	}
@@ -87,69 +87,89 @@ func build(without []string) (string, error) {
 		fmt.Fprintf(sum, "%s %d\n", filepath.Base(f), len(b))
 		sum.Write(b)
 	}
-	slices.Sort(without)
-	fmt.Fprintln(sum, flags, without)
+	fmt.Fprintln(sum, flags)
 	cache, err := os.UserCacheDir()
 	if err != nil {
 		cache = os.TempDir()
 	}
-	dir := filepath.Join(cache, "better-compute", "nvml-"+hex.EncodeToString(sum.Sum(nil)[:8]))
-	out := filepath.Join(dir, "libnvidia-ml.so.1")
-	if _, err := os.Stat(out); err == nil {
-		return out, nil
-	}
-	return out, compile(out, header, files, without)
-}
-
-// headerFolder finds nvml.h, without the network: go test has the module.
-func headerFolder(root string) (string, error) {
-	list := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", goNVML)
-	list.Dir = root
-	b, err := list.Output()
+	dir := filepath.Join(cache, "better-compute", "nvml-"+hash(sum.Sum(nil)))
+	object := filepath.Join(dir, "nvml.o")
+	err = once(object, func(out string) error { return compile(out, header, files) })
 	if err != nil {
-		return "", fmt.Errorf("finding the folder of %s: %w", goNVML, err)
+		return "", err
 	}
-	return filepath.Join(strings.TrimSpace(string(b)), "pkg", "nvml"), nil
+	slices.Sort(without)
+	variant := sha256.Sum256([]byte(strings.Join(without, " ")))
+	library := filepath.Join(dir, hash(variant[:]), "libnvidia-ml.so.1")
+	return library, once(library, func(out string) error { return link(out, object, without) })
 }
 
-var flags = []string{
-	"-std=gnu11", "-O1", "-shared", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror",
-	"-Wno-deprecated-declarations", "-Wl,-soname,libnvidia-ml.so.1",
-}
+func hash(sum []byte) string { return hex.EncodeToString(sum[:8]) }
 
-// compile writes the library beside its final name first: another test may
-// build the same one.
-func compile(out, header string, files, without []string) error {
-	if err := os.MkdirAll(filepath.Dir(out), 0o755); err != nil {
+// once makes a file that is not there. It is written elsewhere first, because
+// another test may make the same one at the same time.
+func once(path string, make func(out string) error) error {
+	if _, err := os.Stat(path); err == nil {
+		return nil
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err
 	}
-	work, err := os.MkdirTemp(filepath.Dir(out), "build-")
+	work, err := os.MkdirTemp(filepath.Dir(path), "build-")
 	if err != nil {
 		return err
 	}
 	defer os.RemoveAll(work)
-	script := filepath.Join(work, "version")
-	// An exact name in "local" goes before the pattern in "global".
-	hidden := strings.Join(append(slices.Clone(without), "*"), "; ")
-	if err := os.WriteFile(script, []byte("{ global: nvml*; local: "+hidden+"; };\n"), 0o600); err != nil {
+	out := filepath.Join(work, filepath.Base(path))
+	if err := make(out); err != nil {
 		return err
 	}
-	cc := os.Getenv("CC")
-	if cc == "" {
-		cc = "gcc"
+	return os.Rename(out, path)
+}
+
+// headerFolder finds nvml.h, without the network: go test has the module.
+var headerFolder = sync.OnceValues(func() (string, error) {
+	b, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", goNVML).Output()
+	if err != nil {
+		return "", fmt.Errorf("finding the folder of %s: %w", goNVML, err)
 	}
-	temp := filepath.Join(work, "libnvidia-ml.so.1")
-	args := slices.Concat(flags, []string{"-I", header, "-Wl,--version-script=" + script, "-o", temp})
+	return filepath.Join(strings.TrimSpace(string(b)), "pkg", "nvml"), nil
+})
+
+var flags = []string{
+	"-std=gnu11", "-O1", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror", "-Wno-deprecated-declarations",
+}
+
+// compile makes one object of all sources: the variants of the library differ
+// in linking only.
+func compile(out, header string, files []string) error {
+	args := slices.Concat(flags, []string{"-r", "-nostdlib", "-I", header, "-o", out})
 	for _, f := range files {
 		if strings.HasSuffix(f, ".c") {
 			args = append(args, f)
 		}
 	}
-	if b, err := exec.Command(cc, append(args, "-ldl", "-lpthread")...).CombinedOutput(); err != nil {
-		return fmt.Errorf("building the NVML library of testdata/nvml: %w\n%s", err, b)
-	}
-	if err := os.Rename(temp, out); err != nil && !errors.Is(err, fs.ErrExist) {
+	return gcc(args...)
+}
+
+// link hides the functions that the library is to lack. An exact name in
+// "local" goes before the pattern in "global".
+func link(out, object string, without []string) error {
+	script := out + ".version"
+	hidden := strings.Join(append(slices.Clone(without), "*"), "; ")
+	if err := os.WriteFile(script, []byte("{ global: nvml*; local: "+hidden+"; };\n"), 0o600); err != nil {
 		return err
+	}
+	return gcc("-shared", "-Wl,-soname,libnvidia-ml.so.1", "-Wl,--version-script="+script, "-o", out, object, "-ldl", "-lpthread")
+}
+
+func gcc(args ...string) error {
+	cc := os.Getenv("CC")
+	if cc == "" {
+		cc = "gcc"
+	}
+	if b, err := exec.Command(cc, args...).CombinedOutput(); err != nil {
+		return fmt.Errorf("building the NVML library of testdata/nvml: %w\n%s", err, b)
 	}
 	return nil
 }
