@@ -14,6 +14,8 @@ type Hello struct {
 	NodeID    string    `json:"nodeId,omitempty"` // of an earlier session, with its credential
 	Local     bool      `json:"local,omitempty"`  // the machine that the control plane runs on
 	Inventory Inventory `json:"inventory"`
+
+	InventoryHash string `json:"inventoryHash,omitempty"` // as in the heartbeat
 }
 
 // Welcome answers Hello. Without a node id the server has no pool for the

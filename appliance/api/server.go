@@ -17,6 +17,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/bettercompute/bc/agent/wire"
 	"github.com/bettercompute/bc/appliance"
 	"github.com/go-chi/chi/v5"
 )
@@ -66,6 +67,10 @@ type Server struct {
 	failures *failures
 	built    atomic.Bool
 	stopping chan struct{}
+
+	// spec is what is wanted of a node if that is newer than a generation, and
+	// else a channel that is closed when it may be.
+	spec func(ctx context.Context, who appliance.Caller, nodeID string, after int64) (spec wire.NodeSpec, newer bool, changed <-chan struct{}, err error)
 	stopOnce sync.Once
 }
 
@@ -106,6 +111,9 @@ func (s *Server) Handler(t Transport) http.Handler {
 		mux.Method(http.MethodPost, m.path, s.handle(t, m.name, m.serve))
 	}
 	mux.Method(http.MethodGet, "/v1/events", s.handle(t, "events.stream", s.serveEvents))
+	if s.spec != nil {
+		mux.Method(http.MethodGet, "/agent/v1/spec", s.handle(t, "agent.spec", s.serveSpec))
+	}
 	mux.Method(http.MethodGet, "/healthz", s.handle(t, "healthz", s.serveHealth))
 	mux.Method(http.MethodGet, "/readyz", s.handle(t, "readyz", s.serveReady))
 	mux.Method(http.MethodGet, "/metrics", s.handle(t, "metrics", s.serveMetrics))

@@ -134,3 +134,13 @@ func (tx *Tx) Ledgers() ([]NodeLedger, error) {
 	return collect(tx, scanLedger, `SELECT l.node_id, l.generation, l.resources FROM node_ledgers l
 		JOIN nodes n ON n.id = l.node_id AND n.removed_at IS NULL ORDER BY l.node_id`)
 }
+
+// NodesUnwell lists live nodes that are not ready, or of which a condition is
+// not as it should be, in order of id.
+func (tx *Tx) NodesUnwell(limit int) ([]NodeRecord, error) {
+	return collect(tx, scanNode, `SELECT `+nodeColumns+` FROM nodes
+		WHERE removed_at IS NULL AND (state NOT IN ('ready', 'cordoned', 'draining') OR EXISTS (
+			SELECT 1 FROM json_each(conditions_json) WHERE value ->> 'type' IN ('GPUHealthy', 'ConfigApplied') AND NOT value ->> 'status'
+				AND value ->> 'reason' <> 'UnitOpen'))
+		ORDER BY id LIMIT ?`, limit)
+}

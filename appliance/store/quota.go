@@ -52,3 +52,8 @@ func (tx *Tx) QuotasInPools(tenant, first, last string) ([]appliance.Quota, erro
 	return collect(tx, scanQuota, `SELECT `+quotaColumns+` FROM quotas
 		WHERE tenant_id = ? AND pool_id BETWEEN ? AND ? ORDER BY pool_id, resource`, tenant, first, last)
 }
+
+// QuotasIn lists every tenant's rows in a pool.
+func (tx *Tx) QuotasIn(pool string) ([]appliance.Quota, error) {
+	return collect(tx, scanQuota, `SELECT `+quotaColumns+` FROM quotas WHERE pool_id = ? ORDER BY tenant_id, resource`, pool)
+}

@@ -1,0 +1,71 @@
+package api
+
+import (
+	"context"
+
+	"github.com/bettercompute/bc/appliance"
+	"github.com/bettercompute/bc/appliance/control"
+)
+
+// Register gives the server every verb of the product: the whole API, a line
+// for each. The names are those of the CLI, the documentation and the events.
+func Register(s *Server, c *control.Control) {
+	do := registrar{s}
+	verb(do, "tenants.create", appliance.TenantsManage, "Make a tenant below another.", c.CreateTenant)
+	verb(do, "tenants.list", appliance.TenantsRead, "List the tenant and all below it.", c.ListTenants)
+	verb(do, "tenants.get", appliance.TenantsRead, "Show a tenant.", c.GetTenant)
+
+	verb(do, "sites.create", appliance.SitesManage, "Make a site that the tenant owns.", c.CreateSite)
+	verb(do, "sites.list", appliance.SitesRead, "List the tenant's own sites.", c.ListSites)
+	verb(do, "sites.get", appliance.SitesRead, "Show a site.", c.GetSite)
+
+	verb(do, "pools.create", appliance.PoolsCreate, "Make an empty pool on a site of the tenant's own.", c.CreatePool)
+	verb(do, "pools.list", appliance.PoolsRead, "List the pools that the tenant owns or is offered.", c.ListPools)
+	verb(do, "pools.get", appliance.PoolsRead, "Show a pool as the tenant sees it.", c.GetPool)
+	verb(do, "pools.capacity", appliance.CapacityRead, "Show what a pool has, and what one node could take now.", c.PoolCapacity)
+	verb(do, "pools.offer", appliance.PoolsShare, "Make a pool visible to another tenant, with quota rows.", c.OfferPool)
+	verb(do, "pools.unoffer", appliance.PoolsShare, "Withdraw an offer; what runs goes on.", c.UnofferPool)
+	verb(do, "pools.offers", appliance.PoolsShare, "List a pool's offers, to its owner.", c.ListOffers)
+	verb(do, "pools.update", appliance.PoolsManage, "Replace a pool's policy, its GPU model, or both.", c.UpdatePool)
+	verb(do, "pools.archive", appliance.PoolsManage, "Retire a pool without disturbing what runs on it.", c.ArchivePool)
+
+	verb(do, "nodes.list", appliance.NodesRead, "List the nodes of the pools that the tenant sees.", c.ListNodes)
+	verb(do, "nodes.get", appliance.NodesRead, "Show a node with its devices, resources, units and conditions.", c.GetNode)
+
+	verb(do, "quotas.list", appliance.QuotasRead, "List the tenant's quota rows, and everyone's in pools it owns.", c.ListQuotas)
+	verb(do, "quotas.set", appliance.QuotasManage, "Set a quota row; below use is legal.", c.SetQuota)
+
+	verb(do, "reservations.create", appliance.ReservationsCreate, "Claim resources of a pool.", c.CreateReservation)
+	verb(do, "reservations.list", appliance.ReservationsRead, "List the tenant's reservations.", c.ListReservations)
+	verb(do, "reservations.get", appliance.ReservationsRead, "Show a reservation.", c.GetReservation)
+	verb(do, "reservations.release", appliance.ReservationsManage, "End a reservation; again changes nothing.", c.ReleaseReservation)
+	verb(do, "reservations.extend", appliance.ReservationsManage, "Move a reservation's end later.", c.ExtendReservation)
+	verb(do, "reservations.shorten", appliance.ReservationsManage, "Move a reservation's end earlier.", c.ShortenReservation)
+	verb(do, "reservations.explain", appliance.ReservationsRead, "Say why a reservation is where it is, and what would help.", c.ExplainReservation)
+
+	verb(do, "events.list", appliance.EventsRead, "List what happened to the tenant and in the pools it sees.", c.ListEvents)
+
+	verb(do, "iam.keys.create", appliance.KeysManage, "Make an API key; its secret is in this answer alone.", c.CreateKey)
+	verb(do, "iam.keys.list", appliance.KeysRead, "List the tenant's keys.", c.ListKeys)
+	verb(do, "iam.keys.revoke", appliance.KeysManage, "End a key at once.", c.RevokeKey)
+
+	verb(do, "system.status", appliance.SystemRead, "Show the control plane in one answer.", c.Status)
+
+	s.Authenticate = c.Authenticate
+	s.Ready = c.Ready
+	s.Events = EventSource{
+		Read: func(ctx context.Context, who appliance.Caller, tenant string, after int64, limit int) ([]appliance.Event, error) {
+			page, err := c.ListEvents(ctx, who, appliance.ListEvents{TenantID: tenant, After: after, Limit: limit})
+			return page.Items, err
+		},
+		Last: c.LastEvent,
+		Wake: c.Changed,
+	}
+	registerAgent(s, c)
+}
+
+type registrar struct{ s *Server }
+
+func verb[I, O any](do registrar, name string, action appliance.Action, summary string, h func(context.Context, appliance.Caller, I) (O, error)) {
+	RPC(do.s, name, string(action), summary, h)
+}

@@ -1,0 +1,474 @@
+package control
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/bettercompute/bc/appliance"
+	"github.com/bettercompute/bc/appliance/plan"
+	"github.com/bettercompute/bc/appliance/store"
+)
+
+// memory is what every decision needs at once. All of it changes on the
+// store's writer alone, under mu, with an Undo for each change; the last
+// heartbeats are the exception: they are kept nowhere else.
+type memory struct {
+	mu       sync.RWMutex
+	tenants  map[string]appliance.Tenant
+	pools    map[string]*pool
+	quotas   map[quotaKey]*counter
+	nodes    map[string]*node
+	byToken  map[string]string // hash of a node's credential -> node id
+	byHost   map[string]string // machine id -> node id
+	index    *plan.Index
+	waiting  map[string][]waiting // pool id -> pending reservations in order of creation
+	stirred  map[string]bool      // pools in which something changed that those may wait for
+	expiries map[string]appliance.Time
+
+	dirtyQuotas map[quotaKey]bool // since the last commit
+	dirtyNodes  map[string]bool
+}
+
+// pool is a pool with everything that decisions about it read. It never
+// changes: a change of the pool makes a new one.
+type pool struct {
+	appliance.Pool
+	siteKind appliance.SiteKind
+	policy   appliance.Policy
+	seenBy   map[string]appliance.AuthzRow // by tenant
+	offers   map[string]appliance.Offer    // by tenant
+}
+
+type quotaKey struct{ tenant, pool, resource string }
+
+// counter is a quota row in memory.
+type counter struct{ max, used int }
+
+// node is what is kept of a node in memory; the rest is read when asked for.
+type node struct {
+	id, pool, hostname string
+	token              string // hash of its credential
+	machine            string // hash of its machine id
+	state              appliance.NodeState
+	inventory          string // hash
+	generation         int64
+	version            int  // of the pool, that its spec was made from
+	simulated          bool // a recorded machine
+	owned              bool // tenant-owned
+
+	seen     time.Time // last heartbeat, or the start of the control plane
+	reported bool      // a heartbeat has come since the start
+	told     bool      // units, checks and bindings were sent whole since the start
+}
+
+// waiting is a pending reservation's place in its pool's queue.
+type waiting struct {
+	queue int64
+	id    string
+}
+
+// load reads the whole state and compares memory with the rows.
+func (c *Control) load(ctx context.Context) error {
+	m := &c.mem
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.tenants, m.pools = map[string]appliance.Tenant{}, map[string]*pool{}
+	m.quotas, m.nodes = map[quotaKey]*counter{}, map[string]*node{}
+	m.byToken, m.byHost = map[string]string{}, map[string]string{}
+	m.waiting, m.stirred, m.expiries = map[string][]waiting{}, map[string]bool{}, map[string]appliance.Time{}
+	m.dirtyQuotas, m.dirtyNodes = map[quotaKey]bool{}, map[string]bool{}
+	m.index = plan.NewIndex()
+	return c.Store.Read(ctx, func(tx *store.Tx) error {
+		if err := c.loadTenants(tx); err != nil {
+			return err
+		}
+		if err := c.loadPools(tx); err != nil {
+			return err
+		}
+		if err := c.loadNodes(tx); err != nil {
+			return err
+		}
+		return c.loadReservations(tx)
+	})
+}
+
+func (c *Control) loadTenants(tx *store.Tx) error {
+	all, err := tx.AllTenants()
+	if err != nil {
+		return err
+	}
+	for _, t := range all {
+		c.mem.tenants[t.ID] = t
+	}
+	for _, t := range all {
+		if err := c.IAM.SetTenant(t.ID, c.mem.above(t.ID), nil); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// above lists the tenants above one, nearest first.
+func (m *memory) above(id string) []string {
+	var out []string
+	for t := m.tenants[id]; t.ParentID != ""; t = m.tenants[t.ParentID] {
+		out = append(out, t.ParentID)
+	}
+	return out
+}
+
+func (c *Control) loadPools(tx *store.Tx) error {
+	all, err := tx.AllPools()
+	if err != nil {
+		return err
+	}
+	for _, p := range all {
+		facts, err := c.readPool(tx, p)
+		if err != nil {
+			return err
+		}
+		c.mem.pools[p.ID] = facts
+		quotas, err := tx.QuotasIn(p.ID)
+		if err != nil {
+			return err
+		}
+		for _, q := range quotas {
+			c.mem.quotas[quotaKey{q.TenantID, q.PoolID, q.Resource}] = &counter{max: q.Max, used: q.Used}
+		}
+	}
+	return nil
+}
+
+// readPool reads what decisions about a pool depend on.
+func (c *Control) readPool(tx *store.Tx, p appliance.Pool) (*pool, error) {
+	policy, err := plan.ReadPolicy(p.Policy)
+	if err != nil {
+		return nil, fmt.Errorf("pool %s: its stored policy cannot be read: %w", p.ID, err)
+	}
+	site, err := tx.Site(p.SiteID)
+	if err != nil {
+		return nil, err
+	}
+	rows, err := tx.AuthzOf(p.ID)
+	if err != nil {
+		return nil, err
+	}
+	offers, err := tx.OffersOf(p.ID)
+	if err != nil {
+		return nil, err
+	}
+	out := &pool{Pool: p, siteKind: site.Kind, policy: policy, seenBy: map[string]appliance.AuthzRow{}, offers: map[string]appliance.Offer{}}
+	for _, r := range rows {
+		out.seenBy[r.TenantID] = r
+	}
+	for _, o := range offers {
+		out.offers[o.TenantID] = o
+	}
+	return out, nil
+}
+
+// refreshPool takes a pool's rows, as this transaction has them, into memory.
+func (c *Control) refreshPool(tx *store.Tx, id string) (*pool, error) {
+	p, err := tx.Pool(id)
+	if err != nil {
+		return nil, err
+	}
+	facts, err := c.readPool(tx, p)
+	if err != nil {
+		return nil, err
+	}
+	m := &c.mem
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	before, was := m.pools[id]
+	m.pools[id] = facts
+	tx.Undo(func() {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		if was {
+			m.pools[id] = before
+		} else {
+			delete(m.pools, id)
+		}
+	})
+	c.stir(tx, id)
+	return facts, nil
+}
+
+// refreshQuotas takes a tenant's quota rows in a pool into memory.
+func (c *Control) refreshQuotas(tx *store.Tx, tenant, poolID string) ([]appliance.Quota, error) {
+	if err := c.flushQuotas(tx); err != nil { // rows first, so that used is never read stale
+		return nil, err
+	}
+	rows, err := tx.QuotasOf(tenant, poolID)
+	if err != nil {
+		return nil, err
+	}
+	m := &c.mem
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, q := range rows {
+		k := quotaKey{q.TenantID, q.PoolID, q.Resource}
+		before, was := m.quotas[k]
+		m.quotas[k] = &counter{max: q.Max, used: q.Used}
+		tx.Undo(func() {
+			m.mu.Lock()
+			defer m.mu.Unlock()
+			if was {
+				m.quotas[k] = before
+			} else {
+				delete(m.quotas, k)
+			}
+		})
+	}
+	c.stir(tx, poolID)
+	return rows, nil
+}
+
+// charge adds amounts to a tenant's counters, which flush writes at the end of
+// the batch. Negative amounts give back.
+func (c *Control) charge(tx *store.Tx, tenant, poolID string, amounts appliance.Amounts, sign int) error {
+	m := &c.mem
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, r := range amounts.Names() {
+		n := sign * amounts[r]
+		if n == 0 {
+			continue
+		}
+		k := quotaKey{tenant, poolID, r}
+		q := m.quotas[k]
+		if q == nil || q.used+n < 0 {
+			return fmt.Errorf("charge %d %s of tenant %s in pool %s: the quota row does not hold it", n, r, tenant, poolID)
+		}
+		q.used += n
+		m.dirtyQuotas[k] = true
+		tx.Undo(func() {
+			m.mu.Lock()
+			defer m.mu.Unlock()
+			q.used -= n
+			m.dirtyQuotas[k] = true
+		})
+	}
+	return nil
+}
+
+// short says which quota rows do not hold the amounts.
+func (m *memory) short(tenant, poolID string, amounts appliance.Amounts) []appliance.QuotaShort {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	var out []appliance.QuotaShort
+	for _, r := range amounts.Names() {
+		q := m.quotas[quotaKey{tenant, poolID, r}]
+		if q == nil {
+			q = &counter{}
+		}
+		if asked := amounts[r]; asked > 0 && q.used+asked > q.max {
+			out = append(out, appliance.QuotaShort{Resource: r, Asked: asked, Used: q.used, Max: q.max})
+		}
+	}
+	return out
+}
+
+// flush writes the counters that changed in a batch: one row each, however
+// many bookings changed it. It is the store's BeforeCommit.
+func (c *Control) flush(tx *store.Tx) error {
+	if err := c.flushQuotas(tx); err != nil {
+		return err
+	}
+	m := &c.mem
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, id := range slices.Sorted(maps.Keys(m.dirtyNodes)) {
+		n := m.nodes[id]
+		if n == nil {
+			continue
+		}
+		if err := tx.PutLedger(store.NodeLedger{NodeID: id, Generation: n.generation, Resources: m.rows(id)}); err != nil {
+			return err
+		}
+	}
+	clear(m.dirtyNodes)
+	return nil
+}
+
+func (c *Control) flushQuotas(tx *store.Tx) error {
+	m := &c.mem
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for k := range m.dirtyQuotas {
+		if q := m.quotas[k]; q != nil {
+			if err := tx.SetQuotaUsed(k.tenant, k.pool, k.resource, q.used); err != nil {
+				return err
+			}
+		}
+	}
+	clear(m.dirtyQuotas)
+	return nil
+}
+
+// rows are a node's counted resources with what is booked of them.
+func (m *memory) rows(nodeID string) []appliance.ResourceRow {
+	facts, ok := m.index.Node(nodeID)
+	if !ok {
+		return nil
+	}
+	return facts.Rows
+}
+
+// dirty marks a node whose bookings or spec changed: its generation rises once
+// for each transaction that changes it.
+func (c *Control) dirty(tx *store.Tx, nodeID string) {
+	m := &c.mem
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	n := m.nodes[nodeID]
+	if n == nil {
+		return
+	}
+	n.generation++
+	m.dirtyNodes[nodeID] = true
+	tx.Undo(func() {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		n.generation--
+		m.dirtyNodes[nodeID] = true
+	})
+	tx.Touch(nodeID)
+}
+
+// setTenant takes a tenant into memory.
+func (c *Control) setTenant(tx *store.Tx, t appliance.Tenant) error {
+	m := &c.mem
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	before, was := m.tenants[t.ID]
+	m.tenants[t.ID] = t
+	tx.Undo(func() {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		if was {
+			m.tenants[t.ID] = before
+		} else {
+			delete(m.tenants, t.ID)
+			c.IAM.DropTenant(t.ID)
+		}
+	})
+	if was {
+		return nil
+	}
+	return c.IAM.SetTenant(t.ID, m.above(t.ID), nil)
+}
+
+func (m *memory) tenant(id string) (appliance.Tenant, bool) {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	t, ok := m.tenants[id]
+	return t, ok
+}
+
+// pool gives a pool by id, nil if there is none.
+func (m *memory) pool(id string) *pool {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	return m.pools[id]
+}
+
+// poolSeen gives a pool as a tenant sees it, nil if it does not.
+func (m *memory) poolSeen(id, tenant string) (*pool, appliance.AuthzRow) {
+	p := m.pool(id)
+	if p == nil {
+		return nil, appliance.AuthzRow{}
+	}
+	row, ok := p.seenBy[tenant]
+	if !ok {
+		return nil, appliance.AuthzRow{}
+	}
+	return p, row
+}
+
+// put and drop keep the node's three keys together.
+func (m *memory) put(n *node) {
+	m.nodes[n.id] = n
+	m.byToken[n.token] = n.id
+	m.byHost[n.machine] = n.id
+}
+
+func (m *memory) drop(n *node) {
+	delete(m.nodes, n.id)
+	delete(m.byToken, n.token)
+	delete(m.byHost, n.machine)
+}
+
+// tenantOwnedNode finds a tenant-owned node of a pool.
+func (m *memory) tenantOwnedNode(poolID string) (hostname string, ok bool) {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	for _, n := range m.nodes {
+		if n.pool == poolID && n.owned {
+			return n.hostname, true
+		}
+	}
+	return "", false
+}
+
+func (c *Control) loadNodes(tx *store.Tx) error {
+	m := &c.mem
+	nodes, err := tx.LiveNodes()
+	if err != nil {
+		return err
+	}
+	ledgers, err := tx.Ledgers()
+	if err != nil {
+		return err
+	}
+	byNode := make(map[string]store.NodeLedger, len(ledgers))
+	for _, l := range ledgers {
+		byNode[l.NodeID] = l
+	}
+	for _, rec := range nodes {
+		inv, err := tx.Inventory(rec.ID)
+		if err != nil {
+			return err
+		}
+		p := m.pools[rec.PoolID]
+		facts := nodeFacts(p, rec, inv)
+		facts.Rows = byNode[rec.ID].Resources
+		if _, err := m.index.PutNode(facts); err != nil {
+			return err
+		}
+		m.put(&node{
+			id: rec.ID, pool: rec.PoolID, hostname: rec.Hostname, token: rec.CredentialHash, machine: rec.MachineID,
+			state: rec.State, inventory: rec.InventoryHash, generation: byNode[rec.ID].Generation, version: rec.SpecVersion,
+			simulated: rec.Simulated, owned: rec.Control == appliance.ControlTenantOwned, seen: c.Now(),
+		})
+	}
+	return nil
+}
+
+// loadReservations books every live reservation and compares the sums with the
+// stored counters: an appliance that cannot trust them must not go on.
+func (c *Control) loadReservations(tx *store.Tx) error {
+	m := &c.mem
+	claims, err := tx.LiveReservations()
+	if err != nil {
+		return err
+	}
+	for _, r := range claims {
+		if r.ExpiresAt != nil {
+			m.expiries[r.ID] = *r.ExpiresAt
+		}
+		if r.State == appliance.Pending {
+			m.waiting[r.PoolID] = append(m.waiting[r.PoolID], waiting{queue: r.Queue, id: r.ID})
+			continue
+		}
+		if err := m.index.Book(bookingOf(r.Reservation)); err != nil {
+			return fmt.Errorf("two bookings of one thing: %w", err)
+		}
+	}
+	return c.verify(tx, claims)
+}
