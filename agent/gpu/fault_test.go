@@ -253,6 +253,39 @@ func TestDriverThatDiesIsNoEmptyListAndIsFoundAgain(t *testing.T) {
 	}
 }
 
+func TestWhenNoGPUGivesAHandleTheLibraryHasFailed(t *testing.T) {
+	if !alone(t) {
+		return
+	}
+	m := gputest.State(t, "l40s-4")
+	l := Open(m.Library)
+	before := known(t, l)
+	for word, want := range map[string]wire.GPULibraryState{"unknown": wire.GPULibraryFailed, "no_permission": wire.GPULibraryDenied} {
+		m.Set(gputest.Every, "error", word)
+		unknown(t, l, want)
+		wantState(t, l.Readings(within(t)).Library, want)
+	}
+	// One that answers is enough to have a list; the others keep their facts.
+	m.Find(2)
+	s := known(t, l)
+	if len(s.GPUs) != 4 || s.GPUs[2].Health != wire.GPUHealthy || s.GPUs[3].Health != wire.GPUUnhealthy ||
+		s.GPUs[3].Address != before.GPUs[3].Address {
+		t.Errorf("%+v", s.GPUs)
+	}
+}
+
+func TestStateFileOfTheEnvironmentGoesFirst(t *testing.T) {
+	if !alone(t) {
+		return
+	}
+	m := gputest.State(t, "a6000-pair")
+	name, path, _ := strings.Cut(m.Env(), "=")
+	t.Setenv(name, path)
+	if s := known(t, Open(gputest.Library(t))); len(s.GPUs) != 2 {
+		t.Errorf("%d GPUs", len(s.GPUs))
+	}
+}
+
 func TestReloadedDriverIsOpenedAnewAtOnce(t *testing.T) {
 	if !alone(t) {
 		return
