@@ -51,7 +51,7 @@ var policyCases = []struct {
 	{exclusive, `[]`, "policy: is not a JSON object"},
 	{exclusive, `null`, "policy: is not a JSON object"},
 	{exclusive, `{} {}`, "policy: has something behind its object"},
-	{exclusive, `{"cpu": {}`, "policy: is not valid JSON: it ends too early"},
+	{exclusive, `{"cpu": {}`, "policy: cpu: is not valid JSON: it ends too early"},
 	{exclusive, `{"cpu": {]}`, "policy: cpu: is not valid JSON: invalid character ']' at start of value at byte 9"},
 
 	// Fields that the code does not know are stored, at every level.
@@ -89,7 +89,7 @@ var policyCases = []struct {
 	{exclusive, `{"acceptance": [{"kind": "diag.nvml"}, {"kind": "diag.nvml", "with": {"maxTemperatureC": 0}}]}`, "policy: acceptance[1].with.maxTemperatureC: 0 is not 1 to 150"},
 	{exclusive, `{"acceptance": [` + strings.Repeat(`{"kind": "diag.nvml"},`, 31) + `{"kind": "diag.nvml"}]}`, ""},
 	{exclusive, `{"acceptance": [` + strings.Repeat(`{"kind": "diag.nvml"},`, 32) + `{"kind": "diag.nvml"}]}`, "policy: acceptance: 33 checks are more than 32"},
-	{exclusive, `{"acceptance": [` + strings.Repeat(`{"kind": "diag.nvml"},`, 1024) + `{}]}`, "policy: acceptance: holds more than 1024 entries"},
+	{exclusive, `{"acceptance": [` + strings.Repeat(`{"kind": "diag.nvml"},`, 1024) + `{}]}`, "policy: acceptance[1024]: is beyond the 1024 entries that are read"},
 
 	{exclusive, `{"overcommit": {"vcpu": 4, "memoryGiB": 0.001, "diskGiB": 1e9, "hugepages2Mi": 2}}`, ""},
 	{exclusive, `{"overcommit": {"gpu": 2}}`, "policy: overcommit.gpu: GPUs are never overcommitted"},

@@ -54,8 +54,8 @@ func escapeFormat(s string) string { return strings.ReplaceAll(s, "%", "%%") }
 // readJSON reads one JSON object, which stands at a path of the policy, into a
 // struct with json tags.
 func readJSON(raw []byte, path string, into reflect.Value) error {
-	r := policyReader{raw: raw, d: jsontext.NewDecoder(bytes.NewReader(raw))}
-	if err := r.read(path, into); err != nil {
+	r := policyReader{base: path, raw: raw, d: jsontext.NewDecoder(bytes.NewReader(raw))}
+	if err := r.read(into); err != nil {
 		return err
 	}
 	if _, err := r.d.ReadToken(); !errors.Is(err, io.EOF) {
@@ -65,30 +65,56 @@ func readJSON(raw []byte, path string, into reflect.Value) error {
 }
 
 type policyReader struct {
-	raw []byte
-	d   *jsontext.Decoder
+	base string // the path at which raw stands
+	raw  []byte
+	d    *jsontext.Decoder
 }
 
-// token reads one token. At a name, path is that of the object.
-func (r *policyReader) token(path string) (jsontext.Token, error) {
+// token reads one token.
+func (r *policyReader) token() (jsontext.Token, error) {
 	t, err := r.d.ReadToken()
 	if err == nil {
 		if r.d.StackDepth() > maxPolicyDepth {
-			return t, badPolicy(path, "nests deeper than %d", maxPolicyDepth)
+			return t, r.bad("nests deeper than %d", maxPolicyDepth)
 		}
 		return t, nil
 	}
 	var syntax *jsontext.SyntacticError
 	switch {
 	case errors.Is(err, jsontext.ErrDuplicateName) && errors.As(err, &syntax):
-		return t, badPolicy(joinPath(path, syntax.JSONPointer.LastToken()), "is given twice")
+		return t, badPolicy(r.path(syntax.JSONPointer), "is given twice")
 	case !utf8.Valid(r.raw):
-		return t, badPolicy(path, "holds bytes that are not UTF-8")
+		return t, r.bad("holds bytes that are not UTF-8")
 	case errors.Is(err, io.ErrUnexpectedEOF) || !errors.As(err, &syntax):
-		return t, badPolicy(path, "is not valid JSON: it ends too early")
+		return t, r.bad("is not valid JSON: it ends too early")
 	default:
-		return t, badPolicy(path, "is not valid JSON: %v at byte %d", syntax.Err, syntax.ByteOffset)
+		return t, r.bad("is not valid JSON: %v at byte %d", syntax.Err, syntax.ByteOffset)
 	}
+}
+
+// bad refuses the value, or the name, that was read last.
+func (r *policyReader) bad(format string, args ...any) error {
+	return badPolicy(r.path(r.d.StackPointer()), format, args...)
+}
+
+// path writes where a value stands among those that are being read:
+// acceptance[0].with.
+func (r *policyReader) path(p jsontext.Pointer) string {
+	path, level := r.base, 0
+	for key := range p.Tokens() {
+		level++
+		array := false
+		if level <= r.d.StackDepth() {
+			kind, _ := r.d.StackIndex(level)
+			array = kind == '['
+		}
+		if array {
+			path += "[" + key + "]"
+		} else {
+			path = joinPath(path, key)
+		}
+	}
+	return path
 }
 
 // joinPath adds a key to a path, quoted where it would make the path hard to
@@ -125,38 +151,38 @@ var (
 )
 
 // read reads the next value into v, whatever its type.
-func (r *policyReader) read(path string, v reflect.Value) error {
+func (r *policyReader) read(v reflect.Value) error {
 	if v.Kind() == reflect.Pointer {
 		v.Set(reflect.New(v.Type().Elem()))
-		return r.read(path, v.Elem())
+		return r.read(v.Elem())
 	}
 	if v.Type() == rawMessage {
-		return r.readAny(path, v)
+		return r.readAny(v)
 	}
-	t, err := r.token(path)
+	t, err := r.token()
 	if err != nil {
 		return err
 	}
 	switch want := v.Kind(); {
 	case want == reflect.Struct && t.Kind() == '{':
-		return r.readStruct(path, v)
+		return r.readStruct(v)
 	case want == reflect.Map && t.Kind() == '{':
-		return r.readMap(path, v)
+		return r.readMap(v)
 	case want == reflect.Slice && t.Kind() == '[':
-		return r.readSlice(path, v)
+		return r.readSlice(v)
 	case want == reflect.String && t.Kind() == '"':
-		return setText(path, v, t.String())
+		return r.setText(v, t.String())
 	case want == reflect.Bool && (t.Kind() == 't' || t.Kind() == 'f'):
 		v.SetBool(t.Bool())
 		return nil
 	case want == reflect.Int && t.Kind() == '0':
-		return setWhole(path, v, t.String())
+		return r.setWhole(v, t.String())
 	case want == reflect.Float64 && t.Kind() == '0':
-		return setNumber(path, v, t.String())
-	case t.Kind() == 'n' && path != "":
-		return badPolicy(path, "is null; leave the field out instead")
+		return r.setNumber(v, t.String())
+	case t.Kind() == 'n' && r.d.StackDepth() > 0:
+		return r.bad("is null; leave the field out instead")
 	default:
-		return badPolicy(path, "is not %s", wantedKind(v.Type()))
+		return r.bad("is not %s", wantedKind(v.Type()))
 	}
 }
 
@@ -177,31 +203,29 @@ func wantedKind(t reflect.Type) string {
 	}
 }
 
-func (r *policyReader) readStruct(path string, v reflect.Value) error {
+func (r *policyReader) readStruct(v reflect.Value) error {
 	for r.d.PeekKind() != '}' {
-		t, err := r.token(path)
+		t, err := r.token()
 		if err != nil {
 			return err
 		}
-		name := t.String()
-		at := joinPath(path, name)
-		field, known := fieldNamed(v, name)
+		field, known := fieldNamed(v, t.String())
 		switch {
 		case field.IsValid():
-			err = r.read(at, field)
+			err = r.read(field)
 		case known != "":
-			return badPolicy(at, "is not a field; did you mean %s?", known)
+			err = r.bad("is not a field; did you mean %s?", known)
 		default:
-			err = r.skip(at)
+			err = r.skip()
 		}
 		if err != nil {
 			return err
 		}
 		if field.Kind() == reflect.String && field.Len() == 0 {
-			return badPolicy(at, "is empty; leave the field out instead")
+			return r.bad("is empty; leave the field out instead")
 		}
 	}
-	_, err := r.token(path)
+	_, err := r.token()
 	return err
 }
 
@@ -220,50 +244,54 @@ func fieldNamed(v reflect.Value, name string) (field reflect.Value, alike string
 	return reflect.Value{}, alike
 }
 
-func (r *policyReader) readMap(path string, v reflect.Value) error {
+// maxPolicyItems bounds any list or map that is read; what a field takes is
+// less.
+const maxPolicyItems = 1024
+
+func (r *policyReader) readMap(v reflect.Value) error {
 	v.Set(reflect.MakeMap(v.Type()))
 	for r.d.PeekKind() != '}' {
-		t, err := r.token(path)
+		t, err := r.token()
 		if err != nil {
 			return err
 		}
-		name := t.String()
+		if v.Len() == maxPolicyItems {
+			return r.bad("is beyond the %d entries that are read", maxPolicyItems)
+		}
+		key := reflect.ValueOf(t.String())
 		value := reflect.New(v.Type().Elem()).Elem()
-		if err := r.read(joinPath(path, name), value); err != nil {
+		if err := r.read(value); err != nil {
 			return err
 		}
-		v.SetMapIndex(reflect.ValueOf(name), value)
+		v.SetMapIndex(key, value)
 	}
-	_, err := r.token(path)
+	_, err := r.token()
 	return err
 }
 
-// maxPolicyItems bounds any array that is read; what a field takes is less.
-const maxPolicyItems = 1024
-
-func (r *policyReader) readSlice(path string, v reflect.Value) error {
+func (r *policyReader) readSlice(v reflect.Value) error {
 	v.Set(reflect.MakeSlice(v.Type(), 0, 0))
 	for r.d.PeekKind() != ']' {
-		if v.Len() == maxPolicyItems {
-			return badPolicy(path, "holds more than %d entries", maxPolicyItems)
-		}
 		item := reflect.New(v.Type().Elem()).Elem()
-		if err := r.read(indexPath(path, v.Len()), item); err != nil {
+		if err := r.read(item); err != nil {
 			return err
+		}
+		if v.Len() == maxPolicyItems {
+			return r.bad("is beyond the %d entries that are read", maxPolicyItems)
 		}
 		v.Set(reflect.Append(v, item))
 	}
-	_, err := r.token(path)
+	_, err := r.token()
 	return err
 }
 
 // readAny keeps the bytes of the next value.
-func (r *policyReader) readAny(path string, v reflect.Value) error {
+func (r *policyReader) readAny(v reflect.Value) error {
 	start := r.d.InputOffset()
 	if r.d.PeekKind() == 'n' {
-		return badPolicy(path, "is null; leave the field out instead")
+		return r.bad("is null; leave the field out instead")
 	}
-	if err := r.skip(path); err != nil {
+	if err := r.skip(); err != nil {
 		return err
 	}
 	value := bytes.TrimLeft(r.raw[start:r.d.InputOffset()], " \t\r\n:,")
@@ -271,40 +299,22 @@ func (r *policyReader) readAny(path string, v reflect.Value) error {
 	return nil
 }
 
-// skip passes over the next value, whatever it is.
-func (r *policyReader) skip(path string) error {
-	t, err := r.token(path)
-	if err != nil {
-		return err
-	}
-	switch t.Kind() {
-	case '{':
-		for r.d.PeekKind() != '}' {
-			name, err := r.token(path)
-			if err != nil {
-				return err
-			}
-			if err := r.skip(joinPath(path, name.String())); err != nil {
-				return err
-			}
+// skip passes over the next value, whatever it is, and holds it to the rules
+// that all of a policy is held to.
+func (r *policyReader) skip() error {
+	depth := r.d.StackDepth()
+	for first := true; first || r.d.StackDepth() > depth; first = false {
+		if _, err := r.token(); err != nil {
+			return err
 		}
-	case '[':
-		for i := 0; r.d.PeekKind() != ']'; i++ {
-			if err := r.skip(indexPath(path, i)); err != nil {
-				return err
-			}
-		}
-	default:
-		return nil
 	}
-	_, err = r.token(path)
-	return err
+	return nil
 }
 
-func setText(path string, v reflect.Value, text string) error {
+func (r *policyReader) setText(v reflect.Value, text string) error {
 	if v.Type() == duration {
 		if _, err := appliance.ParseDuration(text); err != nil {
-			return badPolicy(path, "%q is not a duration above zero and at most 365d, such as 90s, 6h or 7d", shorten(text, 40))
+			return r.bad("%q is not a duration above zero and at most 365d, such as 90s, 6h or 7d", shorten(text, 40))
 		}
 	}
 	v.SetString(text)
@@ -312,26 +322,26 @@ func setText(path string, v reflect.Value, text string) error {
 }
 
 // setWhole takes plain digits, and zeros behind a point: 4 and 4.0.
-func setWhole(path string, v reflect.Value, text string) error {
+func (r *policyReader) setWhole(v reflect.Value, text string) error {
 	digits := text
 	if head, fraction, ok := strings.Cut(text, "."); ok && strings.Trim(fraction, "0") == "" {
 		digits = head
 	}
 	n, err := strconv.ParseInt(digits, 10, 64)
 	switch {
-	case errors.Is(err, strconv.ErrRange) || err == nil && max(n, -n) > appliance.MaxCount:
-		return badPolicy(path, "%s is beyond any count, which is at most %d", shorten(text, 40), appliance.MaxCount)
+	case errors.Is(err, strconv.ErrRange) || n > appliance.MaxCount || n < -appliance.MaxCount:
+		return r.bad("%s is beyond any count, which is at most %d", shorten(text, 40), appliance.MaxCount)
 	case err != nil:
-		return badPolicy(path, "%s is not a whole number in plain digits", shorten(text, 40))
+		return r.bad("%s is not a whole number in plain digits", shorten(text, 40))
 	}
 	v.SetInt(n)
 	return nil
 }
 
-func setNumber(path string, v reflect.Value, text string) error {
+func (r *policyReader) setNumber(v reflect.Value, text string) error {
 	f, err := strconv.ParseFloat(text, 64)
 	if err != nil {
-		return badPolicy(path, "%s is too large", shorten(text, 40))
+		return r.bad("%s is too large", shorten(text, 40))
 	}
 	v.SetFloat(f)
 	return nil
