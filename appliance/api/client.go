@@ -267,7 +267,7 @@ func (c *Client) unreachable(ctx context.Context, err error) error {
 		try = "Trust the server's own authority with its CA file or its fingerprint."
 	case errors.As(err, &name):
 		try = "Use one of the names in the server's certificate, or trust it by its fingerprint."
-	case errors.As(err, &record):
+	case errors.As(err, &record), errors.Is(err, http.ErrSchemeMismatch):
 		try = "What listens there does not speak TLS."
 	case errors.As(err, &dns):
 		try = "Check the host's name."

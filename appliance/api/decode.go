@@ -2,8 +2,10 @@ package api
 
 import (
 	"bytes"
+	stdjson "encoding/json"
 	"errors"
 	"io"
+	"math"
 	"reflect"
 	"slices"
 	"strconv"
@@ -89,13 +91,16 @@ func jsonFields(t reflect.Type) []jsonField {
 	return out
 }
 
+// rawMessage is the standard library's; this file's json is the strict one.
+type rawMessage = stdjson.RawMessage
+
 // isRaw tells whether a field keeps JSON as it is.
 func isRaw(t reflect.Type) bool {
 	for t.Kind() == reflect.Pointer {
 		t = t.Elem()
 	}
 	switch t {
-	case reflect.TypeFor[appliance.RawPolicy](), reflect.TypeFor[jsontext.Value]():
+	case reflect.TypeFor[appliance.RawPolicy](), reflect.TypeFor[jsontext.Value](), reflect.TypeFor[rawMessage]():
 		return true
 	}
 	return t.Kind() == reflect.Interface || t.Kind() == reflect.Map && t.Elem().Kind() == reflect.Interface
@@ -371,6 +376,9 @@ func (in *inputs) semantic(e *json.SemanticError) error {
 		}
 		if errors.Is(e.Err, strconv.ErrRange) {
 			return at.refuse("%s is out of range", value)
+		}
+		if f, err := strconv.ParseFloat(value, 64); err == nil && f == math.Trunc(f) && math.Abs(f) < 1<<53 {
+			return at.refuse("%s is not written as a whole number; write %.0f", value, f)
 		}
 		return at.refuse("%s is not %s", value, want)
 	}

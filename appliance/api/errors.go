@@ -29,13 +29,8 @@ var statuses = map[appliance.Code]int{
 	appliance.Internal:          http.StatusInternalServerError,
 }
 
-// Status is the HTTP status of a code; 500 for one that is in no table.
-func Status(c appliance.Code) int {
-	if s, ok := statuses[c]; ok {
-		return s
-	}
-	return http.StatusInternalServerError
-}
+// Status is the HTTP status of a code, 0 for one that the table lacks.
+func Status(c appliance.Code) int { return statuses[c] }
 
 // gone is the code under which requests are counted whose caller hung up.
 const gone appliance.Code = "gone"
@@ -67,7 +62,7 @@ func (x *exchange) refuse(err error) {
 func (x *exchange) refusal(err error) *appliance.Error {
 	ctx := x.r.Context()
 	var e *appliance.Error
-	if errors.As(err, &e) && e.Code != appliance.Internal {
+	if errors.As(err, &e) && e.Code != appliance.Internal && statuses[e.Code] != 0 {
 		if e.Code == appliance.Unavailable && e.Unwrap() != nil {
 			x.log(slog.LevelWarn, "request refused for now", "error", e.Message, "cause", e.Unwrap())
 		}

@@ -46,11 +46,26 @@ type (
 	countsField struct{}
 )
 
-// Schema of a policy: any object. Its known fields are judged by control.
-func (policyField) Schema(huma.Registry) *huma.Schema {
-	return &huma.Schema{
-		Type: huma.TypeObject, AdditionalProperties: true,
-		Description: "A pool's policy. Unknown fields are kept and given back.",
+// Schema of a policy: its typed reading, open on every level. The document
+// tells what is legal; control is who judges, with its own words.
+func (policyField) Schema(r huma.Registry) *huma.Schema {
+	ref := r.Schema(reflect.TypeFor[appliance.Policy](), true, "Policy")
+	if s := r.SchemaFromRef(ref.Ref); s.AdditionalProperties == false {
+		s.Description = "A pool's policy. Fields that the server does not know are kept and given back."
+		openPolicy(r, s)
+	}
+	return ref
+}
+
+func openPolicy(r huma.Registry, s *huma.Schema) {
+	s.AdditionalProperties = true
+	for _, p := range s.Properties {
+		for p.Items != nil {
+			p = p.Items
+		}
+		if p.Ref != "" {
+			openPolicy(r, r.SchemaFromRef(p.Ref))
+		}
 	}
 }
 

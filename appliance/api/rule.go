@@ -36,7 +36,7 @@ type fieldRule struct {
 
 // compileRule gives nil when there is nothing to check.
 func compileRule(r huma.Registry, s *huma.Schema, t reflect.Type) *rule {
-	if s == nil {
+	if s == nil || isRaw(t) {
 		return nil
 	}
 	if s.Ref != "" {
