@@ -93,7 +93,7 @@ type AuthzRow struct {
 
 // Key is an API key: a service account of one tenant.
 type Key struct {
-	ID         string `json:"id" example:"key_01k5c0000000000000000000000"`
+	ID         string `json:"id" example:"key_01k5c000000000000000000000"`
 	TenantID   string `json:"tenantId" example:"acme"`
 	Name       string `json:"name" example:"ci"`
 	Role       Role   `json:"role" enum:"owner,operator,member,viewer"`
@@ -120,7 +120,7 @@ type RevokeKey struct {
 
 // User is a person who signs in to the console.
 type User struct {
-	ID          string     `json:"id" example:"user_01k5c0000000000000000000000"`
+	ID          string     `json:"id" example:"user_01k5c000000000000000000000"`
 	TenantID    string     `json:"tenantId" example:"acme"`
 	Name        string     `json:"name" doc:"What the person signs in with; unique in the tenant." example:"ada@acme.example"`
 	Role        Role       `json:"role" enum:"owner,operator,member,viewer"`
@@ -199,7 +199,7 @@ type PolicyDeleted struct {
 // Check is the input of iam.check: might this principal do this?
 type Check struct {
 	TenantID  string `json:"tenantId" doc:"The tenant in whose name it would act." example:"acme"`
-	Principal string `json:"principal" doc:"The id of a key, user or node, or operator for the local operator." example:"key_01k5c0000000000000000000000"`
+	Principal string `json:"principal" doc:"The id of a key, user or node, or operator for the local operator." example:"key_01k5c000000000000000000000"`
 	Action    Action `json:"action" example:"compute:reservations:create"`
 	PoolID    string `json:"poolId,omitempty" doc:"The pool that it is about, for actions that are decided on a pool."`
 }

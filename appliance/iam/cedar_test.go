@@ -52,7 +52,7 @@ func TestSoundPoliciesPass(t *testing.T) {
 	for _, text := range []string{
 		`permit (principal, action, resource);`,
 		`forbid (principal is User, action in [Action::"compute:pools:*", Action::"iam:keys:manage"], resource) when { principal.role == "operator" };`,
-		`permit (principal == Key::"key_01k5c0000000000000000000000", action, resource == Pool::"pool_01k5c0000000000000000000000");`,
+		`permit (principal == Key::"key_01k5c000000000000000000000", action, resource == Pool::"pool_01k5c000000000000000000000");`,
 		`forbid (principal, action, resource is Pool) when { resource.region like "us-*" && resource.sharing == "mig" };`,
 		`forbid (principal, action, resource) unless { context has address && context.address.isInRange(ip("10.0.0.0/8")) };`,
 		`forbid (principal, action, resource is Pool) when { resource.gpuModel == ")]}(((((((((((((((((((((((((((((((((((((((\"((" }; // ((((((((`,

@@ -15,6 +15,8 @@
 //	          events; reserves, and manages the tenant's reservations
 //	viewer    reads what a member reads
 //
+// Budgets and rates are money and, like access, the owner's alone to change.
+//
 // The local operator does everything in any tenant's name, reconcilers do
 // everything, a node reports for itself. A pool that is offered and not owned
 // is never shared, changed or run by the offered tenant, whatever its policies
@@ -22,6 +24,7 @@
 //
 // # How it is decided
 //
+// schema.cedarschema has the actions, in groups, and what each is decided on.
 // Two sets must allow. guardrails.cedar is asked first and holds for everyone.
 // Then, for users and keys, roles.cedar together with the policies of the
 // tenant in whose name they act: something must permit and nothing may forbid;
@@ -30,5 +33,6 @@
 // included; here such an error is a denial. An unknown action, an unknown
 // tenant, or an action asked of a thing that it is not decided on is a denial.
 //
-// Start reading at [Engine.Decide], then roles.cedar and guardrails.cedar.
+// Start reading at [Engine.Decide], then roles.cedar, guardrails.cedar and
+// the schema.
 package iam

@@ -95,7 +95,7 @@ func (e *Engine) DropTenant(tenantID string) { e.tenants.Delete(tenantID) }
 type Question struct {
 	Caller appliance.Caller
 	Action appliance.Action
-	Tenant string // in whose name the caller acts; may be empty for a system caller
+	Tenant string // in whose name the caller acts; empty only for system callers, without a pool
 
 	// Pool is the pool that the action is decided on, as Tenant sees it. Nil for
 	// actions that are decided on a tenant.
@@ -200,7 +200,8 @@ func (e *Engine) decide(t *tenant, memory *memory, q Question, w *world) Decisio
 	return d
 }
 
-// evaluate asks the guard rails, then the policies that grant.
+// evaluate asks the guard rails, then the policies that grant. It turns the
+// world to what the question is about.
 func (e *Engine) evaluate(t *tenant, q Question, w *world) Decision {
 	a := e.words.asked[q.Action]
 	if q.Pool != nil && !a.ofPool {
@@ -209,7 +210,15 @@ func (e *Engine) evaluate(t *tenant, q Question, w *world) Decision {
 	if q.Pool == nil && !a.ofTenant {
 		return deny(fmt.Sprintf("%s is decided on a pool, and none is given", q.Action))
 	}
-	req := w.about(q, a.uid)
+	switch {
+	case q.Pool != nil:
+		w.object = pool(*q.Pool)
+	case q.Subject != "" && q.Subject != q.Tenant:
+		w.object = e.tenantEntity(q.Subject)
+	default:
+		w.object = w.tenant
+	}
+	req := cedar.Request{Principal: w.principal.UID, Action: a.uid, Resource: w.object.UID, Context: w.context}
 	verdict, diag := cedar.Authorize(e.rails, w, req)
 	if verdict != cedar.Allow || len(diag.Errors) > 0 {
 		return explain(e.rails, verdict, diag, q)
@@ -267,15 +276,11 @@ type world struct {
 	actions                   types.EntityMap
 	principal, tenant, object types.Entity
 	context                   types.Record
-	tenantEntity              func(id string) types.Entity
 }
 
 // world is everything of a question but its action and what it is decided on.
 func (e *Engine) world(q Question) *world {
-	w := &world{
-		actions: e.words.actions, principal: principal(q.Caller),
-		tenant: e.tenantEntity(q.Tenant), tenantEntity: e.tenantEntity,
-	}
+	w := &world{actions: e.words.actions, principal: principal(q.Caller), tenant: e.tenantEntity(q.Tenant)}
 	context := types.RecordMap{"tenant": w.tenant.UID, "at": types.NewDatetime(q.At)}
 	// ::ffff:10.0.0.7 is 10.0.0.7 to whoever wrote a range.
 	if addr, err := netip.ParseAddr(q.Caller.Address); err == nil {
@@ -284,19 +289,6 @@ func (e *Engine) world(q Question) *world {
 	}
 	w.context = types.NewRecord(context)
 	return w
-}
-
-// about turns the world to the question's object.
-func (w *world) about(q Question, action types.EntityUID) cedar.Request {
-	switch {
-	case q.Pool != nil:
-		w.object = pool(*q.Pool)
-	case q.Subject != "" && q.Subject != q.Tenant:
-		w.object = w.tenantEntity(q.Subject)
-	default:
-		w.object = w.tenant
-	}
-	return cedar.Request{Principal: w.principal.UID, Action: action, Resource: w.object.UID, Context: w.context}
 }
 
 // Get makes the world a types.EntityGetter.

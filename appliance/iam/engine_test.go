@@ -67,15 +67,24 @@ func TestATenantPolicyThatForbidsAModelHidesJustThatModel(t *testing.T) {
 }
 
 func TestATenantPolicyDecidesOnEachAttributeOfTheAuthzRow(t *testing.T) {
-	for attribute, value := range map[string]string{
-		"gpuModel": `"H100"`, "class": `"metal-host"`, "sharing": `"exclusive"`, "region": `"fra1"`, "owned": "true",
+	for _, c := range []struct {
+		when   string
+		change func(*appliance.AuthzRow)
+	}{
+		{`resource.gpuModel == "H100"`, func(r *appliance.AuthzRow) { r.GPUModel = "L40S" }},
+		{`resource.class == "metal-host"`, func(r *appliance.AuthzRow) { r.Class = "vps-host" }},
+		{`resource.sharing == "exclusive"`, func(r *appliance.AuthzRow) { r.Sharing = "mig" }},
+		{`resource.region like "fra*"`, func(r *appliance.AuthzRow) { r.Region = "ams1" }},
+		{`resource.owned`, func(r *appliance.AuthzRow) { r.Owned = false }},
+		{`resource == Pool::"pool_1"`, func(r *appliance.AuthzRow) { r.PoolID = "pool_2" }},
 	} {
-		e := tree(t, fmt.Sprintf("forbid (principal, action, resource is Pool) when { resource.%s == %s };", attribute, value))
-		match := *h100("acme", true)
-		other := appliance.AuthzRow{TenantID: "acme", PoolID: "pool_1", GPUModel: "L40S", Class: "vps-host", Sharing: "mig", Region: "ams1"}
+		e := tree(t, "forbid (principal, action, resource is Pool) when { "+c.when+" };")
+		match, other := *h100("acme", true), *h100("acme", true)
+		c.change(&other)
 		q := Question{Caller: apiKey("acme", appliance.RoleMember), Action: appliance.ReservationsCreate, Tenant: "acme", At: noon}
-		if got := e.DecideAll(q, []appliance.AuthzRow{match, other}); got[0] || !got[1] {
-			t.Errorf("%s: allowed = %v, want the first alone forbidden", attribute, got)
+		got := e.DecideAll(q, []appliance.AuthzRow{match, other, match, other})
+		if want := []bool{false, true, false, true}; !cmp.Equal(got, want) {
+			t.Errorf("%s: allowed = %v, want %v", c.when, got, want)
 		}
 	}
 }
@@ -96,6 +105,19 @@ func TestAnErroringPolicyNeverPermits(t *testing.T) {
 		if !cmp.Equal(d.Policies, []string{"tenant:p1"}) || !strings.Contains(d.Reason, "could not be decided") {
 			t.Errorf("%s: decision = %+v, want it to name the erroring policy", text, d)
 		}
+	}
+}
+
+func TestAnErroringGuardRailNeverPermits(t *testing.T) {
+	e := tree(t)
+	q := Question{Caller: apiKey("acme", appliance.RoleOwner), Action: appliance.PoolsManage, Tenant: "acme", Pool: h100("acme", true), At: noon}
+	rail, err := parse("guardrails:new", `forbid (principal, action, resource is Pool) when { Pool::"pool_gone".owned };`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.rails = append(e.rails, rail...)
+	if d := e.Decide(q); d.Allowed || !cmp.Equal(d.Policies, []string{"guardrails:new"}) {
+		t.Errorf("decision = %+v, want a denial by the erroring rail", d)
 	}
 }
 

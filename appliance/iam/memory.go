@@ -6,8 +6,8 @@ import (
 	"github.com/bettercompute/bc/appliance"
 )
 
-// memoryLimit is how many decisions are remembered for one tenant, about 1.5
-// MiB of them; past it they are all forgotten. Few tenants come near: what is
+// memoryLimit is how many decisions are remembered for one tenant, about 2 MiB
+// of them; past it they are all forgotten. Few tenants come near: what is
 // remembered is roles × actions × kinds of pool, not callers × pools.
 const memoryLimit = 4096
 
