@@ -16,6 +16,7 @@ func (x *Index) ask(r Request) *ask {
 		a.refusal = "the pool has no nodes"
 		return a
 	}
+	a.share = [2]int32{a.pool.share(0), a.pool.share(1)}
 	a.pinned, a.whole = r.Binding == appliance.BindInstance, r.Binding == appliance.BindNode
 	namesScalars := false
 	for _, name := range r.Resources.Names() {
@@ -36,7 +37,7 @@ func (x *Index) ask(r Request) *ask {
 			a.resource, a.atoms = name, amount/a.nodes
 		}
 	}
-	if a.resource == "" && !a.whole && a.scalars == [scalarCount]int32{} {
+	if a.refusal == "" && a.resource == "" && !a.whole && a.scalars == [scalarCount]int32{} {
 		a.refusal = "it asks for nothing"
 	}
 	if a.resource == appliance.ResourceGPU && !namesScalars && !a.whole {
@@ -54,8 +55,7 @@ func (x *Index) ask(r Request) *ask {
 // addShare adds the default host share of whole GPUs.
 func (a *ask) addShare(perGPU appliance.Amounts) {
 	a.shared = true
-	for i := range 2 {
-		share, _ := a.pool.share(i)
+	for i, share := range a.share {
 		each := int64(share)
 		if given, ok := perGPU[appliance.Scalars[i]]; ok {
 			each = int64(given)
@@ -67,22 +67,20 @@ func (a *ask) addShare(perGPU appliance.Amounts) {
 // narrow splits the selector into what is asked of attributes, of the hostname
 // and of MIG instances.
 func (a *ask) narrow(s appliance.Selector) {
-	a.selector = s
-	host, byHost := s[AttributeHostname]
-	profile, byProfile := s[appliance.MIGProfile]
-	if byHost || byProfile {
-		a.selector = maps.Clone(s)
-		delete(a.selector, AttributeHostname)
-		delete(a.selector, appliance.MIGProfile)
+	for _, name := range slices.Sorted(maps.Keys(s)) {
+		if name != AttributeHostname && name != appliance.MIGProfile {
+			a.selector = append(a.selector, attribute{name, s[name]})
+		}
 	}
-	if byHost {
+	if host, ok := s[AttributeHostname]; ok {
 		a.hostname = &host
 	}
 	if len(a.selector) > 0 {
 		a.matched = map[*class]bool{}
 	}
 	if a.resource == appliance.ResourceMIG {
-		a.chooseProfiles(profile, byProfile)
+		profile, given := s[appliance.MIGProfile]
+		a.chooseProfiles(profile, given)
 	}
 }
 

@@ -1,8 +1,10 @@
 package plan
 
 import (
+	"errors"
 	"fmt"
 	"maps"
+	"math/bits"
 	"slices"
 
 	"github.com/bettercompute/bc/agent/wire"
@@ -49,50 +51,51 @@ func (x *Index) checkBookings() error {
 }
 
 func (n *node) check() error {
-	atoms := map[string]string{}
-	var cpus cpuBits
-	var sum [scalarCount]int64
 	fresh := node{pool: n.pool, replicas: n.replicas, uuids: n.uuids, parts: n.parts, topology: n.topology}
 	fresh.reset()
+	atoms := 0
 	for i, s := range n.shares {
 		if s.node != n || i > 0 && n.shares[i-1].booking.id >= s.booking.id {
 			return fmt.Errorf("its bookings are out of order at reservation %s", s.booking.id)
 		}
-		for _, atom := range s.atoms {
-			if other, taken := atoms[atom]; taken {
-				return fmt.Errorf("%s is booked by reservations %s and %s", atom, other, s.booking.id)
-			}
-			atoms[atom] = s.booking.id
-		}
-		set, err := wire.ParseCPUList(s.cpus)
-		if err != nil {
-			return err
-		}
-		for _, cpu := range set.CPUs() {
-			if cpus.has(cpu) {
-				return fmt.Errorf("CPU %d is booked twice, once by reservation %s", cpu, s.booking.id)
-			}
-			cpus.add(cpu)
-		}
-		for j, v := range s.scalars {
-			sum[j] += int64(v)
-		}
+		atoms += len(s.atoms)
+		before := fresh.cpus.countFree(nil)
 		fresh.take(s)
-	}
-	for i, v := range sum {
-		if n.allocated[i] != v {
-			return fmt.Errorf("%s: %d is allocated, its bookings sum to %d", appliance.Scalars[i], n.allocated[i], v)
+		if set, err := wire.ParseCPUList(s.cpus); err != nil || fresh.cpus.countFree(nil) != before+set.Count() {
+			return fmt.Errorf("CPUs %s of reservation %s are booked twice", s.cpus, s.booking.id)
 		}
+	}
+	held := len(slices.Compact(slices.Clone(fresh.strays)))
+	for _, set := range fresh.booked {
+		held += bits.OnesCount64(set)
 	}
 	switch {
+	case held != atoms:
+		return n.bookedTwice()
+	case n.allocated != fresh.allocated:
+		return fmt.Errorf("allocated are %v, its bookings sum to %v (%v)", n.allocated, fresh.allocated, appliance.Scalars)
 	case !slices.Equal(n.booked, fresh.booked) || !slices.Equal(n.strays, fresh.strays):
-		return fmt.Errorf("booked atoms differ from its bookings")
-	case n.cpus.countFree(cpus) != 0 || cpus.countFree(n.cpus) != 0:
-		return fmt.Errorf("CPUs set aside differ from its bookings")
+		return errors.New("booked atoms differ from its bookings")
+	case n.cpus.countFree(fresh.cpus) != 0 || fresh.cpus.countFree(n.cpus) != 0:
+		return errors.New("CPUs set aside differ from its bookings")
 	case n.leased != fresh.leased || !sameMemory(n.memoryMiB, fresh.memoryMiB):
-		return fmt.Errorf("memory or lease differ from its bookings")
+		return errors.New("memory or lease differ from its bookings")
 	}
 	return nil
+}
+
+// bookedTwice names an atom that two reservations hold.
+func (n *node) bookedTwice() error {
+	holder := map[string]string{}
+	for _, s := range n.shares {
+		for _, atom := range s.atoms {
+			if other, taken := holder[atom]; taken {
+				return fmt.Errorf("%s is booked by reservations %s and %s", atom, other, s.booking.id)
+			}
+			holder[atom] = s.booking.id
+		}
+	}
+	return errors.New("an atom is booked twice")
 }
 
 // sameMemory compares what is booked of each memory node; nil is nothing.
@@ -139,7 +142,7 @@ func (x *Index) checkPool(p *pool) error {
 		return fmt.Errorf("its sums are %+v, its nodes give %+v", p.tally, sum)
 	}
 	if !maps.Equal(shares[0], p.shares[0]) || !maps.Equal(shares[1], p.shares[1]) {
-		return fmt.Errorf("its host shares differ from those of its nodes")
+		return errors.New("its host shares differ from those of its nodes")
 	}
 	if err := p.base.check(base, (*node).sign); err != nil {
 		return err

@@ -99,7 +99,7 @@ func (n *node) hostShare(devices uint64, scalars *[scalarCount]int32, pinned boo
 }
 
 // memoryNodes widens the memory nodes in use until they have need MiB free. It
-// is empty if all would do.
+// is empty if nothing ties the placement to a memory node.
 func (n *node) memoryNodes(used []bool, need int64) string {
 	if !slices.Contains(used, true) {
 		return ""
@@ -137,7 +137,8 @@ type picker struct {
 }
 
 // order says from which memory nodes to take: those with GPUs first, most GPUs
-// first; then the one that count fills best; then those with most CPUs free.
+// first; then, if pinned, those with most isolated CPUs free; then the one that
+// count fills best; then those with most CPUs free.
 func (p *picker) order(gpus []int, count int) []int {
 	numa := p.n.topology.value.numa
 	free := make([]int, len(numa))
@@ -148,6 +149,12 @@ func (p *picker) order(gpus []int, count int) []int {
 	slices.SortStableFunc(out, func(a, b int) int {
 		if gpus[a] != gpus[b] {
 			return gpus[b] - gpus[a]
+		}
+		if p.pinned {
+			isolatedA, isolatedB := numa[a].isolated.countFree(p.taken), numa[b].isolated.countFree(p.taken)
+			if isolatedA != isolatedB {
+				return isolatedB - isolatedA
+			}
 		}
 		switch fitsA, fitsB := free[a] >= count, free[b] >= count; {
 		case fitsA && fitsB:

@@ -203,13 +203,13 @@ func (a *ask) selectorWords(n *node) []string {
 	if a.matches(n.class) {
 		return out
 	}
-	for _, name := range slices.Sorted(maps.Keys(a.selector)) {
-		value, has := n.class.value[name]
-		switch match := a.selector[name]; {
+	for _, want := range a.selector {
+		value, has := n.class.value[want.name]
+		switch {
 		case !has:
-			out = append(out, fmt.Sprintf("selector %s %s: the node has none", name, match))
-		case !match.Matches(value):
-			out = append(out, fmt.Sprintf("selector %s %s: it is %q", name, match, value))
+			out = append(out, fmt.Sprintf("selector %s %s: the node has none", want.name, want.match))
+		case !want.match.Matches(value):
+			out = append(out, fmt.Sprintf("selector %s %s: it is %q", want.name, want.match, value))
 		}
 	}
 	return out

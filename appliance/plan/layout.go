@@ -3,6 +3,7 @@ package plan
 import (
 	"math"
 	"math/bits"
+	"slices"
 	"strconv"
 	"sync"
 )
@@ -39,15 +40,13 @@ type choice struct {
 }
 
 func layoutOf(devices []Device) []place {
-	position := make(map[string]int, len(devices))
-	for i, d := range devices {
-		position[d.UUID] = i
-	}
 	places := make([]place, len(devices))
-	for i, d := range devices {
+	for i := range devices {
+		d := &devices[i]
 		places[i] = place{index: d.Index, address: d.Address, numa: d.NUMANode}
 		for _, peer := range d.NVLinkPeers {
-			if j, ok := position[peer]; ok && j != i {
+			j := slices.IndexFunc(devices, func(o Device) bool { return o.UUID == peer })
+			if j >= 0 && j != i {
 				places[i].peers |= 1 << j
 			}
 		}

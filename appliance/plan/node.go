@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"math"
@@ -152,6 +153,22 @@ func deviceFrom(g wire.GPU) Device {
 	return d
 }
 
+func checkInstances(n *Node) error {
+	var seen map[string]bool
+	for _, d := range n.Devices {
+		for _, i := range d.Instances {
+			if i.UUID == "" || seen[i.UUID] {
+				return fmt.Errorf("node %s names MIG instance %q twice or without a UUID", n.ID, i.UUID)
+			}
+			if seen == nil {
+				seen = map[string]bool{}
+			}
+			seen[i.UUID] = true
+		}
+	}
+	return nil
+}
+
 const (
 	maxDevices = 64 // a device set is one word
 	maxAtoms   = 64 // so are the atoms of a device
@@ -168,21 +185,17 @@ func checkFacts(n *Node) error {
 	if slots := n.Sharing.Resource() == appliance.ResourceSlot; slots && (n.Replicas < 1 || n.Replicas > maxAtoms) {
 		return fmt.Errorf("node %s: %d slots a GPU is not 1 to %d", n.ID, n.Replicas, maxAtoms)
 	}
-	seen := make(map[string]bool, len(n.Devices))
-	for _, d := range n.Devices {
-		if d.UUID == "" || seen[d.UUID] {
+	for i := range n.Devices {
+		d := &n.Devices[i]
+		if d.UUID == "" || slices.ContainsFunc(n.Devices[:i], func(o Device) bool { return o.UUID == d.UUID }) {
 			return fmt.Errorf("node %s names GPU %q twice or without a UUID", n.ID, d.UUID)
 		}
-		seen[d.UUID] = true
 		if len(d.Instances) > maxAtoms {
 			return fmt.Errorf("node %s: GPU %s has %d MIG instances; at most %d can be booked", n.ID, d.UUID, len(d.Instances), maxAtoms)
 		}
-		for _, i := range d.Instances {
-			if i.UUID == "" || seen[i.UUID] {
-				return fmt.Errorf("node %s names MIG instance %q twice or without a UUID", n.ID, i.UUID)
-			}
-			seen[i.UUID] = true
-		}
+	}
+	if err := checkInstances(n); err != nil {
+		return err
 	}
 	for i, r := range n.Rows {
 		if scalarIndex(r.Resource) < 0 {
@@ -229,15 +242,11 @@ type rowShape struct {
 
 // devicesInOrder sorts devices by index, whatever the enumeration order.
 func devicesInOrder(devices []Device) []Device {
-	out := slices.Clone(devices)
-	slices.SortFunc(out, func(a, b Device) int {
-		if a.Index != b.Index {
-			return a.Index - b.Index
-		}
-		if c := strings.Compare(a.Address, b.Address); c != 0 {
-			return c
-		}
-		return strings.Compare(a.UUID, b.UUID)
-	})
-	return out
+	order := func(a, b Device) int {
+		return cmp.Or(cmp.Compare(a.Index, b.Index), strings.Compare(a.Address, b.Address), strings.Compare(a.UUID, b.UUID))
+	}
+	if slices.IsSortedFunc(devices, order) {
+		return devices
+	}
+	return slices.SortedFunc(slices.Values(devices), order)
 }

@@ -76,7 +76,7 @@ type ask struct {
 	scalars  [scalarCount]int32
 	shared   bool               // the scalars are the default host share
 	least    [scalarCount]int32 // the same, -1 where nothing is asked
-	selector appliance.Selector // less hostname and MIG profile
+	selector []attribute        // less hostname and MIG profile, in order of name
 	hostname *appliance.Match
 	profiles []string // MIG profiles that will do, in order; one "" elsewhere
 	profile  string   // the one in question
@@ -84,6 +84,13 @@ type ask struct {
 	whole    bool
 	refusal  string // why nothing in the pool can ever serve it
 	matched  map[*class]bool
+	share    [2]int32 // default host share of a GPU: vcpu, memoryGiB; 0 if no GPU host has the row
+}
+
+// attribute is an entry of a selector.
+type attribute struct {
+	name  string
+	match appliance.Match
 }
 
 // find gives the best nodes for the request, at most as many as it asks for.
@@ -244,9 +251,9 @@ func (a *ask) matches(c *class) bool {
 	ok, known := a.matched[c]
 	if !known {
 		ok = true
-		for name, match := range a.selector {
-			value, has := c.value[name]
-			ok = ok && has && match.Matches(value)
+		for i := range a.selector {
+			value, has := c.value[a.selector[i].name]
+			ok = ok && has && a.selector[i].match.Matches(value)
 		}
 		a.matched[c] = ok
 	}
@@ -285,13 +292,20 @@ func (a *ask) rate(n *node) (rank, bool) {
 	return r, true
 }
 
+// What a request for host resources alone does to the GPUs of a node, in its
+// rank. Zero: it has none.
+const (
+	keepsShare  = 1
+	spoilsShare = 2
+)
+
 // rateHost ranks a node for host resources alone.
 func (a *ask) rateHost(sg sign, e *entry) rank {
 	var r rank
 	if sg.gpus {
-		r[0] = 1
+		r[0] = keepsShare
 		if !a.keepsShare(sg, e) {
-			r[0] = 2
+			r[0] = spoilsShare
 		}
 		r[1] = int64(sg.free)
 	}
@@ -309,9 +323,8 @@ func (a *ask) keepsShare(sg sign, e *entry) bool {
 	if sg.layout == nil {
 		return true
 	}
-	for i := range 2 {
-		share, known := a.pool.share(i)
-		if known && int64(e.free[i])-int64(a.scalars[i]) < int64(share)*int64(sg.free) {
+	for i, share := range a.share {
+		if share > 0 && int64(e.free[i])-int64(a.scalars[i]) < int64(share)*int64(sg.free) {
 			return false
 		}
 	}
@@ -319,15 +332,15 @@ func (a *ask) keepsShare(sg sign, e *entry) bool {
 }
 
 // share is the smallest share of vcpu (0) or memoryGiB (1) that any GPU host of
-// the pool can give to each of its GPUs, rounded down.
-func (p *pool) share(i int) (int32, bool) {
-	least, known := int32(0), false
+// the pool can give to each of its GPUs, rounded down; 0 if none has the row.
+func (p *pool) share(i int) int32 {
+	least := int32(-1)
 	for share := range p.shares[i] {
-		if !known || share < least {
-			least, known = share, true
+		if least < 0 || share < least {
+			least = share
 		}
 	}
-	return least, known
+	return max(0, least)
 }
 
 type candidate struct {
@@ -343,35 +356,46 @@ func (c candidate) compare(o candidate) int {
 }
 
 // findHost looks at every node that has enough, since any of them may be the
-// tightest.
+// tightest; but once a node is found that keeps the host share of its free
+// GPUs, not at those with more GPUs free.
 func (a *ask) findHost() []*node {
 	var best []candidate
 	for _, row := range a.pool.base.rows {
 		for _, cell := range row {
 			for _, r := range cell.runs {
-				if !a.matches(r.class) {
-					continue
-				}
-				c := cursor{run: r}
-				for e := c.next(&a.least); e != nil; e = c.next(&a.least) {
-					best = a.keep(best, candidate{e.node, a.rateHost(cell.sign, e)})
+				if a.matches(r.class) {
+					best = a.keepTightest(best, cell.sign, r)
 				}
 			}
+		}
+		if a.nodes == 1 && len(best) == 1 && best[0].rank[0] < spoilsShare {
+			break
 		}
 	}
 	return a.nodesOf(best)
 }
 
-// keep adds a candidate. Asked for one node it keeps only the best one.
-func (a *ask) keep(best []candidate, c candidate) []candidate {
-	if a.nodes > 1 || len(best) == 0 {
-		if a.fits(c.node) {
-			best = append(best, c)
+// keepTightest adds the nodes of a run that fit. Asked for one node it keeps
+// only the best one.
+func (a *ask) keepTightest(best []candidate, sg sign, r *run) []candidate {
+	first := slices.IndexFunc(a.scalars[:], func(v int32) bool { return v > 0 })
+	c := cursor{run: r}
+	for e := c.next(&a.least); e != nil; e = c.next(&a.least) {
+		if a.nodes > 1 || len(best) == 0 {
+			if a.fits(e.node) {
+				best = append(best, candidate{e.node, a.rateHost(sg, e)})
+			}
+			continue
 		}
-		return best
-	}
-	if c.compare(best[0]) < 0 && a.fits(c.node) {
-		best[0] = c
+		b := &best[0]
+		left := int64(e.free[first] - a.scalars[first])
+		alike := b.rank[0] == 0 && !sg.gpus || b.rank[0] == keepsShare && sg.gpus && b.rank[1] == int64(sg.free)
+		if b.rank[0] == 0 && sg.gpus || alike && left > b.rank[2+first] {
+			continue // clearly worse: most are
+		}
+		if next := (candidate{e.node, a.rateHost(sg, e)}); next.compare(*b) < 0 && a.fits(e.node) {
+			*b = next
+		}
 	}
 	return best
 }

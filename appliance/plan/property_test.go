@@ -427,6 +427,34 @@ func (m *model) checkDecision(t *rapid.T, r Request, d Decision, placed bool) {
 	}
 }
 
+// checkOrder holds what the shelves find to the ranks of all nodes, one by one.
+func checkOrder(t *rapid.T, x *Index, r Request, d Decision, placed bool) {
+	a := x.ask(r)
+	if !placed {
+		return
+	}
+	a.profile = a.profiles[0]
+	var all []candidate
+	for _, n := range x.nodes {
+		if k, ok := a.rate(n); ok && n.pool.id == r.PoolID && (a.hostname == nil || a.hostname.Matches(n.hostname)) {
+			all = append(all, candidate{n, k})
+		}
+	}
+	slices.SortFunc(all, candidate.compare)
+	var best, got []string
+	for _, c := range all[:r.Nodes] {
+		best = append(best, c.node.id)
+	}
+	for _, p := range d.Placements {
+		got = append(got, p.NodeID)
+	}
+	slices.Sort(best)
+	slices.Sort(got)
+	if !slices.Equal(best, got) {
+		t.Fatalf("Place(%+v) takes %v, the best by rank are %v", r, got, best)
+	}
+}
+
 func (m *model) checkPlacement(t *rapid.T, r Request, n Node, p appliance.Placement, profile string) {
 	free := m.free(n, profile)
 	if r.Binding == appliance.BindNode {
@@ -555,6 +583,7 @@ func history(t *rapid.T, sharing appliance.Sharing) {
 			t.Fatal("Place, Explain or Capacity change the index")
 		}
 		m.checkDecision(t, r, d, ok)
+		checkOrder(t, x, r, d, ok)
 		if ok != strings.HasPrefix(e.Message, "fits now") {
 			t.Fatalf("Place is %v, Explain says %q", ok, e.Message)
 		}
