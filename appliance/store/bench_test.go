@@ -155,7 +155,7 @@ func BenchmarkRead(b *testing.B) {
 		if err != nil {
 			b.Fatal(err)
 		}
-		defer s.giveReader(c)
+		defer s.giveReader(c, true)
 		tx := Tx{c: c, ctx: b.Context()}
 		b.ReportAllocs()
 		for i := range b.N {

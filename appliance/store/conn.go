@@ -5,7 +5,6 @@ import (
 	"database/sql/driver"
 	"errors"
 	"fmt"
-	"io"
 	"strings"
 )
 
@@ -197,89 +196,4 @@ func writes(query string) bool {
 		return strings.Contains(u, "INSERT ") || strings.Contains(u, "UPDATE ") || strings.Contains(u, "DELETE ")
 	}
 	return true
-}
-
-// Rows are the rows of one query. They are closed by the end of the rows, by
-// Close, and at the latest by the end of the transaction.
-type Rows struct {
-	tx    *Tx
-	s     *stmt
-	rows  driver.Rows
-	count int
-	err   error
-}
-
-// Next goes to the next row and says whether there is one; when not, Err says
-// why.
-func (r *Rows) Next() bool {
-	if r.rows == nil {
-		return false
-	}
-	if r.count++; r.count%256 == 0 && r.tx.ctx.Err() != nil {
-		r.err = context.Cause(r.tx.ctx)
-		r.Close()
-		return false
-	}
-	if err := r.rows.Next(r.s.row); err != nil {
-		if err != io.EOF {
-			r.err = r.tx.failed(r.s.query, err)
-		}
-		r.Close()
-		return false
-	}
-	return true
-}
-
-// Scan reads the columns of the row into pointers, in order: to strings,
-// integers, floats, bool, []byte, [appliance.Time] (from milliseconds since
-// 1970), any type of such a kind, or a pointer to one of these for a column that
-// may be NULL. NULL leaves the zero value in a destination that is not a pointer.
-func (r *Rows) Scan(dest ...any) error {
-	if r.rows == nil {
-		return errors.New("store: Scan without a row")
-	}
-	if len(dest) != len(r.s.row) {
-		return fmt.Errorf("store: %d destinations for %d columns of %s", len(dest), len(r.s.row), r.s.query)
-	}
-	for i, d := range dest {
-		if err := scanInto(d, r.s.row[i]); err != nil {
-			return fmt.Errorf("store: column %d (%s): %w", i+1, r.rows.Columns()[i], err)
-		}
-	}
-	return nil
-}
-
-// Err is what ended the rows early; nil if they were read to their end.
-func (r *Rows) Err() error { return r.err }
-
-// Close ends the query; it may be called again.
-func (r *Rows) Close() {
-	if r.rows == nil {
-		return
-	}
-	_ = r.rows.Close() // reset repeats the error of the last step, which Next has told
-	r.rows = nil
-	r.s.release()
-	r.tx.forget(r)
-}
-
-// Row is the first row of a query.
-type Row struct {
-	rows *Rows
-	err  error
-}
-
-// Scan reads the row as [Rows.Scan] does; ErrNoRows if there is none.
-func (r Row) Scan(dest ...any) error {
-	if r.err != nil {
-		return r.err
-	}
-	defer r.rows.Close()
-	if !r.rows.Next() {
-		if err := r.rows.Err(); err != nil {
-			return err
-		}
-		return ErrNoRows
-	}
-	return r.rows.Scan(dest...)
 }

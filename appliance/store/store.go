@@ -55,8 +55,12 @@ type Store struct {
 // a folder that another server holds, a file of another program or of a newer
 // version, and a damaged file, and leaves each as it is.
 func Open(ctx context.Context, o Options) (*Store, error) {
-	if o.Synchronous == "" {
+	switch o.Synchronous {
+	case "":
 		o.Synchronous = "FULL"
+	case "OFF", "NORMAL", "FULL", "EXTRA":
+	default: // SQLite would pass over it in silence
+		return nil, fmt.Errorf("synchronous %q is none of OFF, NORMAL, FULL, EXTRA", o.Synchronous)
 	}
 	if o.ReadConns <= 0 {
 		o.ReadConns = min(max(2*runtime.GOMAXPROCS(0), 4), 16)
@@ -85,7 +89,7 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 		return nil, err
 	}
 	s := &Store{path: path, sync: o.Synchronous, lock: l, closing: make(chan struct{}), slots: make(chan struct{}, o.ReadConns)}
-	s.writer = writer{s: s, c: c, limit: o.WriteWait, queue: make(chan *request, maxWaiting), ended: make(chan struct{})}
+	s.writer = writer{s: s, c: c, limit: o.WriteWait, budget: batchBudget, queue: make(chan *request, maxWaiting), ended: make(chan struct{})}
 	go s.writer.loop()
 	return s, nil
 }
@@ -181,14 +185,15 @@ func (s *Store) Read(ctx context.Context, fn func(*Tx) error) error {
 	if err != nil {
 		return err
 	}
-	defer s.giveReader(c)
+	sound := false
+	defer func() { s.giveReader(c, sound) }()
 	if err := c.exec("BEGIN"); err != nil {
 		return worded(err)
 	}
 	tx := Tx{c: c, ctx: ctx}
 	defer func() { // also when fn panics
 		tx.closeRows()
-		_ = c.exec("ROLLBACK") // ends the snapshot; there is nothing to lose
+		sound = c.exec("COMMIT") == nil
 	}()
 	return fn(&tx)
 }
@@ -220,10 +225,15 @@ func (s *Store) takeReader(ctx context.Context) (*conn, error) {
 	return c, nil
 }
 
-func (s *Store) giveReader(c *conn) {
-	s.idleMu.Lock()
-	s.idle = append(s.idle, c)
-	s.idleMu.Unlock()
+// giveReader puts a connection back, or drops one that is stuck in a transaction.
+func (s *Store) giveReader(c *conn, sound bool) {
+	if sound {
+		s.idleMu.Lock()
+		s.idle = append(s.idle, c)
+		s.idleMu.Unlock()
+	} else {
+		_ = c.close() // why is what its read was told
+	}
 	<-s.slots
 }
 

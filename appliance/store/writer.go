@@ -1,6 +1,7 @@
 package store
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"runtime/debug"
@@ -12,21 +13,22 @@ import (
 )
 
 const (
-	maxBatch    = 256                   // writes that share one commit
-	batchBudget = 20 * time.Millisecond // after which a batch takes no further write
-	maxWaiting  = 1024                  // writes that queue before callers wait to queue
+	maxBatch    = 256 // writes that share one commit
+	batchBudget = 20 * time.Millisecond
+	maxWaiting  = 1024 // writes that queue before callers wait to queue
 )
 
 // writer owns the writing connection. Its loop takes a write, begins a
 // transaction, runs the write and whatever else waits, commits once, and then
 // answers them all. It never waits for company: a lone write is committed at once.
 type writer struct {
-	s     *Store
-	c     *conn
-	queue chan *request
-	limit time.Duration
-	ended chan struct{} // closed when the loop has answered everyone
-	quit  atomic.Bool   // answer those who wait instead of running them
+	s      *Store
+	c      *conn
+	queue  chan *request
+	limit  time.Duration // of a caller's wait
+	budget time.Duration // after which a batch takes no further write
+	ended  chan struct{} // closed when the loop has answered everyone
+	quit   atomic.Bool   // answer those who wait instead of running them
 
 	beforeCommit func(*Tx) error
 
@@ -111,9 +113,7 @@ func (s *Store) Write(ctx context.Context, fn func(*Tx) error) error {
 				return tooLong(w.limit)
 			}
 			if r.state.CompareAndSwap(stateRan, stateGivenUp) {
-				return appliance.Refuse(appliance.Unavailable, "",
-					"the disk has not confirmed this write within %s; it may yet be made: look, or repeat it with the same idempotency key", w.limit).
-					WithReason("OutcomeUnknown")
+				return outcomeUnknown("the disk has not confirmed this write within %s", w.limit)
 			}
 			r.timer.Reset(w.limit)
 		}
@@ -123,6 +123,12 @@ func (s *Store) Write(ctx context.Context, fn func(*Tx) error) error {
 func tooLong(limit time.Duration) error {
 	return appliance.Refuse(appliance.Unavailable, "",
 		"this write waited %s for the disk and was not started; nothing was changed, try again later", limit).WithReason("NotStarted")
+}
+
+// outcomeUnknown answers a write that was handed to the disk and not confirmed.
+func outcomeUnknown(format string, args ...any) *appliance.Error {
+	return appliance.Refuse(appliance.Unavailable, "",
+		format+"; it may yet be made: look, or repeat it with the same idempotency key", args...).WithReason("OutcomeUnknown")
 }
 
 // enter puts a request into the queue.
@@ -177,7 +183,7 @@ func (w *writer) loop() {
 func (w *writer) serve(r *request) {
 	start := time.Now()
 	w.run(r)
-	for len(w.batch) < maxBatch && time.Since(start) < batchBudget {
+	for len(w.batch) < maxBatch && time.Since(start) < w.budget {
 		select {
 		case next, ok := <-w.queue:
 			if !ok {
@@ -218,7 +224,7 @@ func (w *writer) run(r *request) {
 			return
 		}
 		w.done, w.topics = cut(w.done, done), w.topics[:topics]
-		w.takeBack(r, undo)
+		w.takeBack(r, undo, tx.fatal)
 	}()
 	r.err = tx.call(r.fn)
 	if r.err == nil && w.kept > 0 {
@@ -234,9 +240,6 @@ func (w *writer) run(r *request) {
 // open begins the transaction if none is open, and else a savepoint.
 func (w *writer) open() error {
 	if w.inTx {
-		if w.kept == 0 {
-			return nil
-		}
 		return worded(w.c.exec("SAVEPOINT w"))
 	}
 	err := w.c.exec("BEGIN IMMEDIATE")
@@ -263,7 +266,7 @@ func (tx *Tx) call(fn func(*Tx) error) (err error) {
 }
 
 // takeBack rolls back the write r alone, whose Undo functions begin at undo.
-func (w *writer) takeBack(r *request, undo int) {
+func (w *writer) takeBack(r *request, undo int, fatal error) {
 	if w.kept == 0 {
 		w.rollBack()
 		return
@@ -273,7 +276,7 @@ func (w *writer) takeBack(r *request, undo int) {
 		err = w.c.exec("RELEASE w")
 	}
 	if err != nil { // SQLite has ended the transaction, or cannot go back: the others fall with this one
-		w.fail(r.err)
+		w.fail(cmp.Or(fatal, worded(err)))
 		return
 	}
 	w.undoTo(undo)
@@ -347,8 +350,13 @@ func (w *writer) commit() error {
 		}
 		w.wrote = w.wrote || tx.wrote
 	}
-	if err := w.c.exec("COMMIT"); err != nil {
-		return fmt.Errorf("COMMIT: %w", err)
+	err := w.c.exec("COMMIT")
+	if err == nil {
+		return nil
 	}
-	return nil
+	err = fmt.Errorf("COMMIT: %w", err)
+	if resultCode(err)&0xff == codeIO { // the log may hold it whole, and be replayed should we die before it is overwritten
+		return outcomeUnknown("the disk gave an error while making this write durable").Because(err)
+	}
+	return err
 }
