@@ -37,7 +37,10 @@ func (c *Control) Hello(ctx context.Context, who appliance.Caller, h wire.Hello)
 	poolID, reason := h.PoolID, ""
 	if who.Kind == appliance.CallerOperator && poolID == "" && !c.known(h.MachineID) {
 		var err error
-		if poolID, reason, err = c.poolFor(ctx, h); err != nil || poolID == "" {
+		if poolID, reason, err = c.poolFor(ctx, h); h.Local {
+			c.local.set(reason)
+		}
+		if err != nil || poolID == "" {
 			out.Reason = reason
 			return out, err
 		}

@@ -57,8 +57,9 @@ type Control struct {
 	ids sync.Mutex // guards entropy
 	ent io.Reader
 
-	mem  memory
-	keys keyring
+	mem   memory
+	local localMachine
+	keys  keyring
 }
 
 // Start reads the state into memory, compares the two, and makes what the

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/bettercompute/bc/agent/wire"
 	"github.com/bettercompute/bc/appliance"
@@ -82,4 +83,42 @@ func noGPUs(inv wire.Inventory, owner string, site appliance.Site) string {
 		why += " (" + inv.GPULibrary.Reason + ")"
 	}
 	return fmt.Sprintf("%s, so no pool was made. A pool can be made for machines that join later: bc pools create --tenant %s --site %s --class metal-host --gpu-model H100. To look around on a recorded 8-GPU machine: bc up --demo", why, owner, site.Name)
+}
+
+// Unjoined says why the local machine is in no pool, as it was told last;
+// empty if it is in one or has not asked yet.
+func (c *Control) Unjoined() string {
+	c.local.Lock()
+	defer c.local.Unlock()
+	return c.local.reason
+}
+
+// UnjoinedChanged is closed when the answer of Unjoined changes.
+func (c *Control) UnjoinedChanged() <-chan struct{} {
+	c.local.Lock()
+	defer c.local.Unlock()
+	if c.local.changed == nil {
+		c.local.changed = make(chan struct{})
+	}
+	return c.local.changed
+}
+
+// localMachine is what the machine of the control plane was told last.
+type localMachine struct {
+	sync.Mutex
+	reason  string
+	changed chan struct{}
+}
+
+func (l *localMachine) set(reason string) {
+	l.Lock()
+	defer l.Unlock()
+	if l.reason == reason {
+		return
+	}
+	l.reason = reason
+	if l.changed != nil {
+		close(l.changed)
+		l.changed = nil
+	}
 }

@@ -1,0 +1,41 @@
+# Better Compute appliance. `make help` lists the targets.
+
+SHELL       := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+GO          ?= go
+TOOL        := $(GO) tool -modfile=.tools.mod
+VERSION     ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo 0.0.0-dev)
+LDFLAGS     := -s -w -X main.version=$(VERSION)
+# NVML is bound lazily: a toolchain that links with -z now would refuse to start without a driver.
+export CGO_LDFLAGS := -Wl,-z,lazy
+
+.PHONY: help build run test lint bench e2e package fuzz clean
+
+help: ## list the targets
+	@awk -F':.*## ' '/^[a-z0-9]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+build: ## build bin/bc; bin/bcd and bin/better-compute are links to it
+	$(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/bc ./cmd/bc
+	ln -sf bc bin/bcd
+	ln -sf bc bin/better-compute
+
+run: build ## start everything on this machine (DEMO=1: on a recorded 8-GPU machine); changes nothing on the host
+	bin/bc up $(if $(DEMO),--demo) $(if $(STATE_DIR),--state-dir $(STATE_DIR))
+
+test: ## everything that needs no special machine: both SQLite drivers, with and without cgo, races
+	$(GO) vet ./...
+	$(GO) test ./...
+	CGO_ENABLED=0 $(GO) test ./agent/... ./cmd/...
+	CGO_ENABLED=0 $(GO) build -o /dev/null ./cmd/bc
+	$(GO) test -tags mattn ./appliance/store/... ./appliance/control/...
+	$(GO) test -race ./appliance/store/... ./appliance/control/...
+
+lint: ## gofmt, go vet, staticcheck, floors
+	@test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { gofmt -l $$(git ls-files '*.go'); echo 'run gofmt on these'; exit 1; }
+	$(GO) vet ./...
+	$(GO) vet -tags mattn ./...
+	$(TOOL) staticcheck ./...
+	$(GO) test ./cmd/bc -run 'TestImports|TestPure|TestEveryPackage' -count=1
+
+clean: ## remove what was built
+	rm -rf bin dist
