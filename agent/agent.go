@@ -157,7 +157,7 @@ func (l *loop) run(ctx context.Context) {
 		if l.node.hash != "" { // the machine has been seen
 			wait = min(wait, l.node.step(ctx))
 			l.startPoll(ctx)
-			if l.pollFor == 0 {
+			if l.pollFor == 0 && l.node.joined {
 				wait = min(wait, time.Until(l.pollAt))
 			}
 		}

@@ -157,12 +157,12 @@ func TestSpecIsConfirmedAtOnce(t *testing.T) {
 		{ReservationID: "res_2", Failed: "GPU-z is not in this machine"},
 		{ReservationID: "res_3", Unenforced: true},
 	}
-	if diff := cmp.Diff(want, c.only().bindings); diff != "" {
-		t.Error(diff)
-	}
-	if len(c.hellos) != 1 || !c.hellos[0].Local || c.hellos[0].Hostname != "gpu-a" || len(c.hellos[0].Inventory.GPUs) != 2 {
-		t.Errorf("hellos: %+v", c.hellos)
-	}
+	c.checkBindings(t, want)
+	c.look(func() {
+		if len(c.hellos) != 1 || !c.hellos[0].Local || c.hellos[0].Hostname != "gpu-a" || len(c.hellos[0].Inventory.GPUs) != 2 {
+			t.Errorf("hellos: %+v", c.hellos)
+		}
+	})
 
 	c.want(wire.NodeSpec{})
 	c.await(t, "the bindings gone", func() bool { return c.only().taken == 2 && len(c.only().bindings) == 0 })
@@ -177,16 +177,19 @@ func TestUnitsAreAnsweredHonestly(t *testing.T) {
 		CPU: &wire.CPU{Governor: "performance"}, Hugepages: &wire.Hugepages{SizeKiB: 2048, Count: 8},
 	}})
 	c.await(t, "two units answered", func() bool { return len(c.only().units) == 2 })
+	var units []wire.UnitStatus
+	c.look(func() { units = c.only().units })
 	for i, kind := range []wire.UnitKind{wire.UnitHugepages, wire.UnitCPU} {
-		u := c.only().units[i]
+		u := units[i]
 		if u.Kind != kind || u.State != wire.Unsupported || !strings.Contains(u.Reason, "--manage-host") || u.Since.IsZero() {
 			t.Errorf("unit %d: %+v", i, u)
 		}
 	}
-	before := c.only().units[1].Since
+	before := units[1].Since
 	c.want(wire.NodeSpec{Units: wire.Units{CPU: &wire.CPU{Governor: "powersave"}}})
 	c.await(t, "one unit left", func() bool { return len(c.only().units) == 1 })
-	if u := c.only().units[0]; u.Kind != wire.UnitCPU || !u.Since.Equal(before) {
+	c.look(func() { units = c.only().units })
+	if u := units[0]; u.Kind != wire.UnitCPU || !u.Since.Equal(before) {
 		t.Errorf("the unit that stayed says %+v, it was so since %v", u, before)
 	}
 }
@@ -224,9 +227,11 @@ func TestServerRestartsInTheMiddle(t *testing.T) {
 	c.await(t, "the second binding", func() bool {
 		return c.only().taken == 2 && slices.Equal(c.only().confirmed(), []string{"res_2"})
 	})
-	if len(c.nodes) != 1 || len(c.hellos) != 1 {
-		t.Errorf("%d nodes by %d hellos, want one of each: a session outlives the server", len(c.nodes), len(c.hellos))
-	}
+	c.look(func() {
+		if len(c.nodes) != 1 || len(c.hellos) != 1 {
+			t.Errorf("%d nodes by %d hellos, want one of each: a session outlives the server", len(c.nodes), len(c.hellos))
+		}
+	})
 }
 
 // The control plane no longer knows the credential: the machine joins again
@@ -244,9 +249,11 @@ func TestLostCredential(t *testing.T) {
 	c.await(t, "the binding under a new credential", func() bool {
 		return c.only().credential == "bcn_other+" && slices.Equal(c.only().confirmed(), []string{"res_1"})
 	})
-	if len(c.nodes) != 1 {
-		t.Errorf("%d nodes, want the one", len(c.nodes))
-	}
+	c.look(func() {
+		if len(c.nodes) != 1 {
+			t.Errorf("%d nodes, want the one", len(c.nodes))
+		}
+	})
 }
 
 func TestRemovedNodeJoinsAnewWithoutItsSpec(t *testing.T) {
@@ -264,9 +271,11 @@ func TestRemovedNodeJoinsAnewWithoutItsSpec(t *testing.T) {
 		n := c.only()
 		return n != nil && len(c.hellos) == 2 && n.beats > 0 && n.taken == 0 && len(n.bindings) == 0
 	})
-	if second := c.hellos[1]; second.NodeID != "" {
-		t.Errorf("the second hello is of %q, want a new machine's", second.NodeID)
-	}
+	c.look(func() {
+		if second := c.hellos[1]; second.NodeID != "" {
+			t.Errorf("the second hello is of %q, want a new machine's", second.NodeID)
+		}
+	})
 }
 
 func TestMachineWithoutPoolAsksAgain(t *testing.T) {
@@ -317,9 +326,11 @@ func TestSpecOutlivesAgentWithServerAway(t *testing.T) {
 		b := c.only().bindings
 		return len(b) == 1 && strings.HasPrefix(b[0].Failed, "GPU-a (0000:10:00.0) is lost")
 	})
-	if last := c.hellos[len(c.hellos)-1]; last.NodeID != "node_1" || len(c.nodes) != 1 {
-		t.Errorf("the agent came back as %q of %d nodes", last.NodeID, len(c.nodes))
-	}
+	c.look(func() {
+		if last := c.hellos[len(c.hellos)-1]; last.NodeID != "node_1" || len(c.nodes) != 1 {
+			t.Errorf("the agent came back as %q of %d nodes", last.NodeID, len(c.nodes))
+		}
+	})
 }
 
 func readBook(t *testing.T, dir string) ledger {
@@ -352,9 +363,11 @@ func TestTornLedgerFallsBack(t *testing.T) {
 	c.change(func() { c.only().bindings = nil })
 	start(t, a)
 	c.await(t, "the binding once more", func() bool { return slices.Equal(c.only().confirmed(), []string{"res_1"}) })
-	if len(c.nodes) != 1 || len(c.hellos) != 2 || c.hellos[1].NodeID != "node_1" {
-		t.Errorf("%d nodes after %d hellos, the last by %q: want the backup's node", len(c.nodes), len(c.hellos), c.hellos[len(c.hellos)-1].NodeID)
-	}
+	c.look(func() {
+		if last := c.hellos[len(c.hellos)-1]; len(c.nodes) != 1 || len(c.hellos) != 2 || last.NodeID != "node_1" {
+			t.Errorf("%d nodes after %d hellos, the last by %q: want the backup's node", len(c.nodes), len(c.hellos), last.NodeID)
+		}
+	})
 }
 
 // NVML stops answering and comes back: the GPUs stay in the inventory, what was
@@ -374,18 +387,18 @@ func TestLibraryDiesAndComesBack(t *testing.T) {
 	gone := wire.GPULibrary{State: wire.GPULibraryNoDriver, Reason: "the NVIDIA kernel driver is not loaded"}
 	gpus.change(func(s *gpu.Snapshot) { s.Library, s.GPUs = gone, nil })
 	c.await(t, "the library's state", func() bool { return c.only().inventory.GPULibrary.State == wire.GPULibraryNoDriver })
-	if got := c.only().inventory.GPUs; len(got) != 2 || got[0].Health != wire.GPUHealthy {
-		t.Errorf("the inventory without NVML has %+v", got)
-	}
+	c.look(func() {
+		if got := c.only().inventory.GPUs; len(got) != 2 || got[0].Health != wire.GPUHealthy {
+			t.Errorf("the inventory without NVML has %+v", got)
+		}
+	})
 	c.want(wire.NodeSpec{Bindings: []wire.Binding{first, second}})
 	c.await(t, "both bindings answered", func() bool { return c.only().taken == 2 })
 	want := []wire.BindingStatus{
 		{ReservationID: "res_1", Unenforced: true},
 		{ReservationID: "res_2", Failed: "GPU-b cannot be checked: the NVIDIA kernel driver is not loaded"},
 	}
-	if diff := cmp.Diff(want, c.only().bindings); diff != "" {
-		t.Error(diff)
-	}
+	c.checkBindings(t, want)
 	gpus.change(func(s *gpu.Snapshot) {
 		s.Library, s.GPUs = readyLibrary, []wire.GPU{testGPU(0), testGPU(1)}
 	})
@@ -414,9 +427,7 @@ func TestLostDeviceFailsItsBindingAlone(t *testing.T) {
 		{ReservationID: "res_2", Failed: "GPU-b (0000:11:00.0) is lost: fallen off the bus"},
 		{ReservationID: "res_3", Failed: "GPU-c (0000:12:00.0) is missing: NVML no longer lists it"},
 	}
-	if diff := cmp.Diff(want, c.only().bindings); diff != "" {
-		t.Error(diff)
-	}
+	c.checkBindings(t, want)
 }
 
 func TestQuietHeartbeatStaysUnder1KiB(t *testing.T) {
@@ -431,8 +442,19 @@ func TestQuietHeartbeatStaysUnder1KiB(t *testing.T) {
 	c.change(func() { c.only().retrySeconds = 1 })
 	c.want(wire.NodeSpec{Bindings: bindings})
 	c.await(t, "a quiet heartbeat", func() bool { return c.biggest > 0 && c.only().taken == 1 })
-	if c.biggest > 1024 {
-		t.Errorf("the request of a quiet heartbeat has %d bytes, head and body; 1024 are allowed", c.biggest)
-	}
-	t.Logf("%d bytes", c.biggest)
+	c.look(func() {
+		if c.biggest > 1024 {
+			t.Errorf("the request of a quiet heartbeat has %d bytes, head and body; 1024 are allowed", c.biggest)
+		}
+		t.Logf("%d bytes", c.biggest)
+	})
+}
+
+func (c *fakeControl) checkBindings(t *testing.T, want []wire.BindingStatus) {
+	t.Helper()
+	c.look(func() {
+		if diff := cmp.Diff(want, c.only().bindings); diff != "" {
+			t.Error(diff)
+		}
+	})
 }

@@ -94,16 +94,17 @@ func (f *Fleet) serve(ctx context.Context, due dueNodes) {
 	defer timer.Stop()
 	busy := 0
 	for ctx.Err() == nil {
-		var out chan *node
+		var out chan *node // nil while nothing is due
 		var next *node
-		wait := time.Hour
+		timer.Stop()
 		if len(due) > 0 {
 			next = due[0]
-			if wait = time.Until(next.due); wait <= 0 {
+			if wait := time.Until(next.due); wait > 0 {
+				timer.Reset(wait)
+			} else {
 				out = work
 			}
 		}
-		timer.Reset(max(wait, 0))
 		select {
 		case <-ctx.Done():
 		case out <- next:

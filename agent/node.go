@@ -253,7 +253,7 @@ func (n *node) join(ctx context.Context) error {
 	hello := wire.Hello{
 		Version: wire.Version, MachineID: n.inv.MachineID, Hostname: n.inv.Hostname,
 		PoolID: n.poolID, JoinToken: n.joinToken, Local: n.localHost,
-		NodeID: n.book.NodeID, Inventory: n.inv,
+		NodeID: n.book.NodeID, Inventory: n.inv, InventoryHash: n.hash,
 	}
 	welcome, err := n.link.hello(ctx, n.book.Credential, hello)
 	if stranger(err) && n.book.Credential != "" {

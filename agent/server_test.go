@@ -25,6 +25,8 @@ type fakeControl struct {
 	changed chan struct{} // closed and replaced at every change
 
 	noPool  string // the reason why nobody is let in
+	onJoin  func(*fakeNode)
+	lean    bool // inventories are not kept
 	nodes   map[string]*fakeNode
 	hellos  []wire.Hello
 	beats   []wire.Heartbeat
@@ -60,11 +62,14 @@ func (c *fakeControl) change(f func()) {
 	c.changed = make(chan struct{})
 }
 
+// awaitLimit is far above what anything takes, for machines busy with more.
+const awaitLimit = time.Minute
+
 // await waits until the state is as wanted, and fails the test with the reason
 // if it is not in time.
 func (c *fakeControl) await(t *testing.T, what string, reached func() bool) {
 	t.Helper()
-	deadline := time.After(20 * time.Second)
+	deadline := time.After(awaitLimit)
 	for {
 		c.mu.Lock()
 		ok, changed := reached(), c.changed
@@ -77,7 +82,7 @@ func (c *fakeControl) await(t *testing.T, what string, reached func() bool) {
 		case <-deadline:
 			c.mu.Lock()
 			defer c.mu.Unlock()
-			t.Fatalf("in 20 s not seen: %s\nhellos %d, beats %d, nodes %s", what, len(c.hellos), len(c.beats), c.dump())
+			t.Fatalf("in %v not seen: %s\nhellos %d, beats %d, nodes %s", awaitLimit, what, len(c.hellos), len(c.beats), c.dump())
 		}
 	}
 }
@@ -91,6 +96,13 @@ func (c *fakeControl) dump() string {
 		}
 	}
 	return b.String()
+}
+
+// look reads the state while nothing else changes it.
+func (c *fakeControl) look(f func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	f()
 }
 
 // only is the one node there is, nil if there is none. The caller has the lock.
@@ -217,7 +229,11 @@ func (c *fakeControl) known(id, credential string) (*fakeNode, *refusal) {
 
 func (c *fakeControl) hello(credential string, in wire.Hello) (out any, refused *refusal) {
 	c.change(func() {
-		c.hellos = append(c.hellos, in)
+		if c.lean {
+			c.hellos = append(c.hellos, wire.Hello{NodeID: in.NodeID})
+		} else {
+			c.hellos = append(c.hellos, in)
+		}
 		welcome := wire.Welcome{Version: wire.Version, HeartbeatSeconds: 10}
 		if c.noPool != "" {
 			welcome.Reason = c.noPool
@@ -242,8 +258,14 @@ func (c *fakeControl) hello(credential string, in wire.Hello) (out any, refused 
 			n = &fakeNode{id: id, machine: in.MachineID, credential: "bcn_" + id}
 			c.nodes[id] = n
 			welcome.Credential = n.credential
+			if c.onJoin != nil {
+				c.onJoin(n)
+			}
 		}
-		n.inventory = in.Inventory
+		n.inventory, n.hash = in.Inventory, in.InventoryHash
+		if c.lean {
+			n.inventory = wire.Inventory{}
+		}
 		welcome.NodeID, welcome.PoolID = n.id, "pool_1"
 		out = welcome
 	})
@@ -283,9 +305,6 @@ func (c *fakeControl) heartbeat(credential string, in wire.Heartbeat, size int) 
 		}
 		if in.Units == nil && in.Checks == nil && in.Bindings == nil {
 			c.biggest = max(c.biggest, size)
-		}
-		if n.hash == "" {
-			n.hash = in.InventoryHash // of the inventory that came with the hello
 		}
 		out = wire.HeartbeatReply{
 			Generation: n.generation(), Gone: n.gone, SendInv: n.hash != in.InventoryHash, RetrySeconds: n.retrySeconds,
