@@ -163,3 +163,13 @@ func checkLabels(field string, labels map[string]string) error {
 	}
 	return nil
 }
+
+// NodeExplanation answers nodes.explain.
+type NodeExplanation struct {
+	NodeID      string    `json:"nodeId"`
+	State       NodeState `json:"state"`
+	Schedulable bool      `json:"schedulable"`
+	Message     string    `json:"message" doc:"One sentence."`
+	Findings    []string  `json:"findings" doc:"Each condition that is not as it should be, in words."`
+	Helps       []string  `json:"helps" doc:"What to do about them."`
+}

@@ -14,6 +14,9 @@ func Register(s *Server, c *control.Control) {
 	verb(do, "tenants.create", appliance.TenantsManage, "Make a tenant below another.", c.CreateTenant)
 	verb(do, "tenants.list", appliance.TenantsRead, "List the tenant and all below it.", c.ListTenants)
 	verb(do, "tenants.get", appliance.TenantsRead, "Show a tenant.", c.GetTenant)
+	verb(do, "tenants.suspend", appliance.TenantsManage, "Refuse a tenant's new reservations; what runs goes on.", c.SuspendTenant)
+	verb(do, "tenants.resume", appliance.TenantsManage, "Take a suspended tenant's reservations again.", c.ResumeTenant)
+	verb(do, "tenants.delete", appliance.TenantsManage, "Tear a tenant down: its pools are archived, its reservations end.", c.DeleteTenant)
 
 	verb(do, "sites.create", appliance.SitesManage, "Make a site that the tenant owns.", c.CreateSite)
 	verb(do, "sites.list", appliance.SitesRead, "List the tenant's own sites.", c.ListSites)
@@ -31,6 +34,12 @@ func Register(s *Server, c *control.Control) {
 
 	verb(do, "nodes.list", appliance.NodesRead, "List the nodes of the pools that the tenant sees.", c.ListNodes)
 	verb(do, "nodes.get", appliance.NodesRead, "Show a node with its devices, resources, units and conditions.", c.GetNode)
+	verb(do, "nodes.cordon", appliance.NodesManage, "Take no new bookings on a node; what runs goes on.", c.CordonNode)
+	verb(do, "nodes.uncordon", appliance.NodesManage, "Take bookings on a node again.", c.UncordonNode)
+	verb(do, "nodes.drain", appliance.NodesManage, "Take no new bookings on a node, to empty it.", c.DrainNode)
+	verb(do, "nodes.label", appliance.NodesManage, "Set or remove a node's labels, which selectors match.", c.LabelNode)
+	verb(do, "nodes.remove", appliance.NodesManage, "Take an empty node out of its pool.", c.RemoveNode)
+	verb(do, "nodes.explain", appliance.NodesRead, "Say what a node is, what it lacks, and what would help.", c.ExplainNode)
 
 	verb(do, "quotas.list", appliance.QuotasRead, "List the tenant's quota rows, and everyone's in pools it owns.", c.ListQuotas)
 	verb(do, "quotas.set", appliance.QuotasManage, "Set a quota row; below use is legal.", c.SetQuota)

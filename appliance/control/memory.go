@@ -285,7 +285,7 @@ func (c *Control) flush(tx *store.Tx) error {
 	defer m.mu.Unlock()
 	for _, id := range slices.Sorted(maps.Keys(m.dirtyNodes)) {
 		n := m.nodes[id]
-		if n == nil {
+		if n == nil { // removed in this batch
 			continue
 		}
 		if err := tx.PutLedger(store.NodeLedger{NodeID: id, Generation: n.generation, Resources: m.rows(id)}); err != nil {
@@ -471,4 +471,17 @@ func (c *Control) loadReservations(tx *store.Tx) error {
 		}
 	}
 	return c.verify(tx, claims)
+}
+
+// poolsSeenBy lists the pools that a tenant sees, in order of id.
+func (m *memory) poolsSeenBy(tenant string) []*pool {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	var out []*pool
+	for _, id := range sortedKeys(m.pools) {
+		if _, ok := m.pools[id].seenBy[tenant]; ok {
+			out = append(out, m.pools[id])
+		}
+	}
+	return out
 }

@@ -2,6 +2,8 @@ package control
 
 import (
 	"context"
+	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/bettercompute/bc/agent/wire"
@@ -140,4 +142,155 @@ func (c *Control) viewDevice(p *pool, g wire.GPU, holders []string) appliance.De
 		d.Atoms = 1
 	}
 	return d
+}
+
+// CordonNode takes no new bookings on a node; what runs goes on.
+func (c *Control) CordonNode(ctx context.Context, who appliance.Caller, in appliance.NodeRef) (appliance.Node, error) {
+	return c.changeNode(ctx, who, in, func(rec *store.NodeRecord) error { rec.Hold = appliance.NodeCordoned; return nil })
+}
+
+// UncordonNode takes bookings on a node again.
+func (c *Control) UncordonNode(ctx context.Context, who appliance.Caller, in appliance.NodeRef) (appliance.Node, error) {
+	return c.changeNode(ctx, who, in, func(rec *store.NodeRecord) error { rec.Hold = ""; return nil })
+}
+
+// DrainNode takes no new bookings on a node, to empty it: what runs goes on to
+// its end.
+func (c *Control) DrainNode(ctx context.Context, who appliance.Caller, in appliance.NodeRef) (appliance.Node, error) {
+	return c.changeNode(ctx, who, in, func(rec *store.NodeRecord) error { rec.Hold = appliance.NodeDraining; return nil })
+}
+
+// LabelNode sets a node's labels; an empty value removes one.
+func (c *Control) LabelNode(ctx context.Context, who appliance.Caller, in appliance.LabelNode) (appliance.Node, error) {
+	ref := appliance.NodeRef{TenantID: in.TenantID, NodeID: in.NodeID}
+	return c.changeNode(ctx, who, ref, func(rec *store.NodeRecord) error {
+		if err := in.Validate(); err != nil {
+			return err
+		}
+		labels := maps.Clone(rec.Labels)
+		for k, v := range in.Labels {
+			if v == "" {
+				delete(labels, k)
+			} else {
+				labels[k] = v
+			}
+		}
+		if len(labels) > 64 {
+			return appliance.Invalid("labels", "the node would have %d labels, more than 64", len(labels))
+		}
+		rec.Labels = labels
+		return nil
+	})
+}
+
+// RemoveNode takes a node out of its pool. A node with live bookings stays:
+// drain it first.
+func (c *Control) RemoveNode(ctx context.Context, who appliance.Caller, in appliance.NodeRef) (appliance.Node, error) {
+	return c.changeNode(ctx, who, in, func(rec *store.NodeRecord) error {
+		c.mem.mu.RLock()
+		n := len(c.mem.index.Shares(rec.ID))
+		c.mem.mu.RUnlock()
+		if n > 0 {
+			return appliance.Refuse(appliance.InvalidState, "nodeId", "nodeId: %d reservations are on %s; drain it and wait for their end, or release them", n, rec.Hostname)
+		}
+		at := c.now()
+		rec.RemovedAt = &at
+		return nil
+	})
+}
+
+// changeNode changes a node's row and settles it.
+func (c *Control) changeNode(ctx context.Context, who appliance.Caller, in appliance.NodeRef, change func(*store.NodeRecord) error) (out appliance.Node, err error) {
+	if _, err := c.inTenant(who, in.TenantID); err != nil {
+		return out, err
+	}
+	err = c.write(ctx, who, appliance.NodesManage, in.TenantID, in.NodeID, func(tx *store.Tx) error {
+		rec, err := c.nodeSeen(tx, who, appliance.NodesManage, in)
+		if err != nil {
+			return err
+		}
+		p := c.mem.pool(rec.PoolID)
+		tr, err := c.may(who, appliance.NodesManage, in.TenantID, row(p, in.TenantID), "")
+		if err != nil {
+			return err
+		}
+		if rec.RemovedAt != nil {
+			return appliance.Refuse(appliance.InvalidState, "nodeId", "nodeId: %s is removed", rec.Hostname)
+		}
+		if err := change(&rec); err != nil {
+			return err
+		}
+		inv, err := tx.Inventory(rec.ID)
+		if err != nil {
+			return err
+		}
+		if rec, err = c.settle(tx, tr, p, rec, inv); err != nil {
+			return err
+		}
+		out, err = c.viewNode(tx, rec, in.TenantID)
+		if err == nil && rec.RemovedAt != nil {
+			err = c.forgetNode(tx, rec)
+		}
+		return err
+	})
+	return out, err
+}
+
+func row(p *pool, tenant string) *appliance.AuthzRow {
+	r := p.seenBy[tenant]
+	return &r
+}
+
+// forgetNode takes a removed node, which has no bookings, out of memory: its
+// credential is worth nothing from now on.
+func (c *Control) forgetNode(tx *store.Tx, rec store.NodeRecord) error {
+	m := &c.mem
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	facts, err := m.index.DropNode(rec.ID)
+	if err != nil {
+		return err
+	}
+	n := m.nodes[rec.ID]
+	m.drop(n)
+	tx.Undo(func() {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		if _, err := m.index.PutNode(*facts); err != nil {
+			panic(err) // memory would no longer equal the rows
+		}
+		m.put(n)
+	})
+	return nil
+}
+
+// ExplainNode says in words what a node is and what it lacks.
+func (c *Control) ExplainNode(ctx context.Context, who appliance.Caller, in appliance.NodeRef) (appliance.NodeExplanation, error) {
+	n, err := c.GetNode(ctx, who, in)
+	if err != nil {
+		return appliance.NodeExplanation{}, err
+	}
+	x := appliance.NodeExplanation{NodeID: n.ID, State: n.State, Schedulable: n.Schedulable, Findings: []string{}, Helps: []string{}}
+	x.Message = fmt.Sprintf("%s is %s and takes new bookings", n.Hostname, n.State)
+	if !n.Schedulable {
+		x.Message = fmt.Sprintf("%s is %s and takes no new bookings", n.Hostname, n.State)
+	}
+	help := map[string]string{
+		appliance.ConditionReachable:      "start the agent there: systemctl start bcd",
+		appliance.ConditionAccepted:       "mend what the check names; it runs again by itself",
+		appliance.ConditionModelMatches:   "bc nodes remove " + n.ID,
+		appliance.ConditionGPUHealthy:     "look at the driver on the node: nvidia-smi",
+		appliance.ConditionConfigApplied:  "bc nodes get " + n.ID,
+		appliance.ConditionRebootRequired: "reboot the machine when its reservations have ended",
+	}
+	for _, cond := range n.Conditions {
+		if cond.Status == (cond.Type == appliance.ConditionRebootRequired) {
+			x.Findings = append(x.Findings, cond.Type+": "+cond.Message)
+			x.Helps = append(x.Helps, help[cond.Type])
+		}
+	}
+	if n.State == appliance.NodeCordoned || n.State == appliance.NodeDraining {
+		x.Helps = append(x.Helps, "bc nodes uncordon "+n.ID)
+	}
+	return x, nil
 }

@@ -57,3 +57,9 @@ func (tx *Tx) QuotasInPools(tenant, first, last string) ([]appliance.Quota, erro
 func (tx *Tx) QuotasIn(pool string) ([]appliance.Quota, error) {
 	return collect(tx, scanQuota, `SELECT `+quotaColumns+` FROM quotas WHERE pool_id = ? ORDER BY tenant_id, resource`, pool)
 }
+
+// ZeroQuotas sets a tenant's limits in a pool to 0; what is used stays.
+func (tx *Tx) ZeroQuotas(tenant, pool string) error {
+	_, err := tx.Exec(`UPDATE quotas SET max = 0 WHERE tenant_id = ? AND pool_id = ?`, tenant, pool)
+	return err
+}

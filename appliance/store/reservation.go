@@ -97,3 +97,9 @@ func (tx *Tx) HeldAtoms() ([]HeldAtom, error) {
 		return h, r.Scan(&h.NodeID, &h.Atom, &h.ReservationID)
 	}, `SELECT node_id, atom, reservation_id FROM atoms ORDER BY node_id, atom`)
 }
+
+// LiveReservationsOf lists a tenant's live reservations in order of creation.
+func (tx *Tx) LiveReservationsOf(tenant string) ([]Claim, error) {
+	return collect(tx, scanClaim, `SELECT queue, body FROM reservations
+		WHERE tenant_id = ? AND state IN ('pending', 'placed', 'active') ORDER BY queue`, tenant)
+}
