@@ -49,6 +49,9 @@ func (x *Index) ask(r Request) *ask {
 		}
 	}
 	a.narrow(r.Selector)
+	if len(a.selector) > 0 {
+		a.matched = make([]verdict, x.classCount)
+	}
 	return a
 }
 
@@ -74,9 +77,6 @@ func (a *ask) narrow(s appliance.Selector) {
 	}
 	if host, ok := s[AttributeHostname]; ok {
 		a.hostname = &host
-	}
-	if len(a.selector) > 0 {
-		a.matched = map[*class]bool{}
 	}
 	if a.resource == appliance.ResourceMIG {
 		profile, given := s[appliance.MIGProfile]

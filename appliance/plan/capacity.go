@@ -152,10 +152,8 @@ func (s *shelf) most(i int) int32 {
 	most := int32(0)
 	for _, row := range s.rows {
 		for _, cell := range row {
-			for _, r := range cell.runs {
-				for _, c := range r.chunks {
-					most = max(most, c.most[i])
-				}
+			for _, c := range cell.chunks {
+				most = max(most, c.most[i])
 			}
 		}
 	}

@@ -155,30 +155,27 @@ func (x *Index) checkPool(p *pool) error {
 	return nil
 }
 
-// check holds a shelf to its order: want nodes, each under its sign, each run
+// check holds a shelf to its order: want nodes, each under its sign, each cell
 // sorted, each chunk's most as its entries say.
 func (s *shelf) check(want int, signOf func(*node) sign) error {
 	have := 0
 	for free, row := range s.rows {
 		for _, cell := range row {
-			for _, r := range cell.runs {
-				var before *node
-				for _, c := range r.chunks {
-					fresh := chunk{entries: c.entries}
-					fresh.measure()
-					if fresh.most != c.most {
-						return fmt.Errorf("a stretch of the shelf says %v is free, its nodes say %v", c.most, fresh.most)
+			var before *node
+			for _, c := range cell.chunks {
+				fresh := chunk{entries: c.entries}
+				fresh.measure()
+				if fresh.most != c.most {
+					return fmt.Errorf("a stretch of the shelf says %v is free, its nodes say %v", c.most, fresh.most)
+				}
+				for _, e := range c.entries {
+					n := e.node
+					sg := signOf(n)
+					if sg != cell.sign || sg.free != free || !n.takes() || e != n.entry() || before != nil && compareNodes(before, n) >= 0 {
+						return fmt.Errorf("node %s is not in its place on the shelf", n.id)
 					}
-					for _, e := range c.entries {
-						n := e.node
-						sg := signOf(n)
-						if sg != cell.sign || sg.free != free || n.class != r.class || !n.takes() || e != n.entry() ||
-							before != nil && compareNodes(before, n) >= 0 {
-							return fmt.Errorf("node %s is not in its place on the shelf", n.id)
-						}
-						before = n
-						have++
-					}
+					before = n
+					have++
 				}
 			}
 		}

@@ -64,20 +64,10 @@ type lack struct {
 	rows     [scalarCount]bool
 	cpus     bool // the row has enough, but not outside the isolated CPUs
 	whole    bool // booked or unhealthy where a whole machine is asked
+	short    int  // how many of atoms, rows, cpus and whole are short
 }
 
-func (l *lack) fits() bool { return !l.closed && !l.excluded && l.rest() == 0 }
-
-// rest counts what is short of a node that takes bookings and is selected.
-func (l *lack) rest() int {
-	n := 0
-	for _, short := range append(l.rows[:], l.cpus, l.whole, l.atoms > 0) {
-		if short {
-			n++
-		}
-	}
-	return n
-}
+func (l *lack) fits() bool { return !l.closed && !l.excluded && l.short == 0 }
 
 // lacks looks at every node of the pool. Those closest to fitting come first.
 func (a *ask) lacks() []lack {
@@ -90,7 +80,7 @@ func (a *ask) lacks() []lack {
 	slices.SortStableFunc(out, func(p, q lack) int { // stable: they are in order of hostname
 		return cmp.Or(
 			boolCompare(p.closed, q.closed), boolCompare(p.excluded, q.excluded),
-			cmp.Compare(p.rest(), q.rest()), cmp.Compare(p.atoms, q.atoms),
+			cmp.Compare(p.short, q.short), cmp.Compare(p.atoms, q.atoms),
 		)
 	})
 	return out
@@ -108,16 +98,22 @@ func boolCompare(a, b bool) int {
 
 func (a *ask) lackOf(n *node) lack {
 	l := lack{node: n, closed: !n.takes()}
-	l.excluded = !a.matches(n.class) || a.hostname != nil && !a.hostname.Matches(n.hostname)
+	e := n.entry()
+	l.excluded = !a.matches(&e) || a.hostname != nil && !a.hostname.Matches(n.hostname)
 	free, _ := a.countAtoms(n)
 	l.atoms = max(0, a.atoms-free)
 	for i, least := range a.least {
-		l.rows[i] = n.freeRow(i) < least
+		l.rows[i] = e.free[i] < least
 	}
 	if a.whole {
 		l.whole = len(n.shares) > 0 || n.healthy != low(len(n.uuids))
 	} else if !l.rows[vcpuIndex] {
 		l.cpus = !n.hasCPUs(a.scalars[vcpuIndex], a.pinned)
+	}
+	for _, short := range [...]bool{l.atoms > 0, l.rows[0], l.rows[1], l.rows[2], l.rows[3], l.rows[4], l.cpus, l.whole} {
+		if short {
+			l.short++
+		}
 	}
 	return l
 }
@@ -200,11 +196,8 @@ func (a *ask) selectorWords(n *node) []string {
 	if a.hostname != nil && !a.hostname.Matches(n.hostname) {
 		out = append(out, fmt.Sprintf("selector hostname %s: it is %q", a.hostname, n.hostname))
 	}
-	if a.matches(n.class) {
-		return out
-	}
 	for _, want := range a.selector {
-		value, has := n.class.value[want.name]
+		value, has := n.class.value.of[want.name]
 		switch {
 		case !has:
 			out = append(out, fmt.Sprintf("selector %s %s: the node has none", want.name, want.match))
@@ -405,12 +398,12 @@ func (a *ask) helpOperator(lacks []lack, add func(string, ...any)) {
 		case l.fits():
 			fit++
 		case l.excluded || n.role != appliance.RoleHost:
-		case !n.schedulable && l.rest() == 0 && !n.leased:
+		case !n.schedulable && l.short == 0 && !n.leased:
 			closed = append(closed, n.hostname)
 		case !n.schedulable:
-		case a.mended(n) >= a.atoms && l.rest() == 1 && (l.atoms > 0 || l.whole && len(n.shares) == 0):
+		case a.mended(n) >= a.atoms && l.short == 1 && (l.atoms > 0 || l.whole && len(n.shares) == 0):
 			sick = append(sick, n.hostname)
-		case release == "" && l.atoms > 0 && l.rest() == 1 && a.nodes == 1:
+		case release == "" && l.atoms > 0 && l.short == 1 && a.nodes == 1:
 			if _, all := a.countAtoms(n); all >= a.atoms {
 				release = fmt.Sprintf("%s more free on %s", a.atomNoun(l.atoms), n.hostname)
 			}

@@ -19,22 +19,45 @@ type Index struct {
 	bookings map[string]*booking
 
 	// What like machines share.
-	classes    table[map[string]string]
+	classes    table[attributes]
 	layouts    table[*layout]
 	topologies table[topology]
 	shapes     table[rowShape]
 	key        []byte // scratch of PutNode
+
+	classCount  uint32   // numbers of classes that were ever in use
+	freeClasses []uint32 // those that are not
 }
 
 // pool is what the index keeps of one pool: it is there while it has nodes.
 type pool struct {
 	id       string
 	sharing  appliance.Sharing
+	kind     kind
 	all      run   // every node
 	base     shelf // those that take bookings
 	profiles map[string]*profile
 	shares   [2]map[int32]int // for vcpu and memoryGiB, share of a GPU to the number of GPU hosts that can give it
 	tally    tally
+}
+
+// kind is what the atoms of a pool are.
+type kind byte
+
+const (
+	wholeGPUs kind = iota
+	instances
+	gpuSlots
+)
+
+func kindOf(s appliance.Sharing) kind {
+	switch s.Resource() {
+	case appliance.ResourceMIG:
+		return instances
+	case appliance.ResourceSlot:
+		return gpuSlots
+	}
+	return wholeGPUs
 }
 
 // profile is what a pool has of one MIG profile.
@@ -138,7 +161,7 @@ func (x *Index) describe(n *node, facts *Node) {
 		n.pool = &pool{id: facts.PoolID, profiles: map[string]*profile{}, shares: [2]map[int32]int{{}, {}}}
 		x.pools[facts.PoolID] = n.pool
 	}
-	n.pool.sharing = facts.Sharing
+	n.pool.sharing, n.pool.kind = facts.Sharing, kindOf(facts.Sharing)
 
 	n.class = x.class(facts.Attributes)
 	places := layoutOf(devices)
@@ -404,9 +427,9 @@ func (s *share) fill(p *appliance.Placement) error {
 }
 
 // class holds the attributes but for the hostname, which no two nodes share.
-func (x *Index) class(attributes map[string]string) *class {
-	names := make([]string, 0, len(attributes))
-	for name := range attributes {
+func (x *Index) class(given map[string]string) *class {
+	names := make([]string, 0, len(given))
+	for name := range given {
 		if name != AttributeHostname {
 			names = append(names, name)
 		}
@@ -415,15 +438,20 @@ func (x *Index) class(attributes map[string]string) *class {
 	x.key = x.key[:0]
 	for _, name := range names {
 		x.key = append(append(x.key, name...), 0)
-		x.key = strconv.AppendInt(x.key, int64(len(attributes[name])), 10)
-		x.key = append(append(x.key, 0), attributes[name]...)
+		x.key = strconv.AppendInt(x.key, int64(len(given[name])), 10)
+		x.key = append(append(x.key, 0), given[name]...)
 	}
-	return x.classes.hold(x.key, func() map[string]string {
-		kept := make(map[string]string, len(names))
+	return x.classes.hold(x.key, func() attributes {
+		made := attributes{number: x.classCount, of: make(map[string]string, len(names))}
 		for _, name := range names {
-			kept[name] = attributes[name]
+			made.of[name] = given[name]
 		}
-		return kept
+		if last := len(x.freeClasses) - 1; last >= 0 {
+			made.number, x.freeClasses = x.freeClasses[last], x.freeClasses[:last]
+		} else {
+			x.classCount++
+		}
+		return made
 	})
 }
 
@@ -471,7 +499,9 @@ func checkTopology(facts *Node) error {
 }
 
 func (x *Index) letGo(n *node) {
-	x.classes.drop(n.class)
+	if x.classes.drop(n.class) {
+		x.freeClasses = append(x.freeClasses, n.class.value.number)
+	}
 	x.layouts.drop(n.layout)
 	x.topologies.drop(n.topology)
 	x.shapes.drop(n.shape)
@@ -499,11 +529,14 @@ func (t *table[T]) hold(key []byte, make func() T) *shared[T] {
 	return s
 }
 
-func (t *table[T]) drop(s *shared[T]) {
+// drop lets one go and tells whether it was the last hold.
+func (t *table[T]) drop(s *shared[T]) bool {
 	if s == nil {
-		return
+		return false
 	}
-	if s.held--; s.held == 0 {
-		delete(t.held, s.key)
+	if s.held--; s.held > 0 {
+		return false
 	}
+	delete(t.held, s.key)
+	return true
 }

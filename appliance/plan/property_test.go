@@ -3,7 +3,6 @@ package plan
 import (
 	"fmt"
 	"maps"
-	"math/bits"
 	"slices"
 	"strings"
 	"testing"
@@ -11,7 +10,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
-	"github.com/bettercompute/bc/agent/wire"
 	"github.com/bettercompute/bc/appliance"
 )
 
@@ -53,462 +51,17 @@ func writeShelf(b *strings.Builder, name string, s *shelf) {
 	var lines []string
 	for _, row := range s.rows {
 		for _, c := range row {
-			for _, r := range c.runs {
-				line := fmt.Sprintf("  %s %d %v %b %q:", name, c.sign.free, c.sign.gpus, c.sign.devices, r.class.key)
-				for _, chunk := range r.chunks {
-					for _, e := range chunk.entries {
-						line += fmt.Sprintf(" %s%v", e.node.id, e.free)
-					}
+			line := fmt.Sprintf("  %s %d %v %b:", name, c.sign.free, c.sign.gpus, c.sign.devices)
+			for _, chunk := range c.chunks {
+				for _, e := range chunk.entries {
+					line += fmt.Sprintf(" %s%v", e.node.id, e.free)
 				}
-				lines = append(lines, line)
 			}
+			lines = append(lines, line)
 		}
 	}
 	slices.Sort(lines)
 	fmt.Fprintf(b, "%d rows\n%s\n", len(s.rows), strings.Join(lines, "\n"))
-}
-
-// model is placement as simply as it can be said: facts and bookings in lists,
-// everything counted anew for each question.
-type model struct {
-	nodes    map[string]Node
-	bookings map[string]Booking
-}
-
-func (m *model) atoms(d Device, n Node, profile string) []string {
-	var out []string
-	switch n.Sharing {
-	case appliance.SharingMIG:
-		for _, i := range d.Instances {
-			if profile == "" || i.Profile == profile {
-				out = append(out, i.UUID)
-			}
-		}
-	case appliance.SharingTimeslice, appliance.SharingMPS:
-		for i := range n.Replicas {
-			out = append(out, fmt.Sprintf("%s#%d", d.UUID, i))
-		}
-	default:
-		out = append(out, d.UUID)
-	}
-	return out
-}
-
-func (m *model) on(id string) []appliance.Placement {
-	var out []appliance.Placement
-	for _, b := range m.bookings {
-		for _, p := range b.Placements {
-			if p.NodeID == id {
-				out = append(out, p)
-			}
-		}
-	}
-	return out
-}
-
-// free lists the free atoms of each healthy device.
-func (m *model) free(n Node, profile string) map[string][]string {
-	taken := map[string]bool{}
-	for _, p := range m.on(n.ID) {
-		for _, a := range p.Atoms {
-			taken[a] = true
-		}
-	}
-	out := map[string][]string{}
-	for _, d := range n.Devices {
-		for _, a := range m.atoms(d, n, profile) {
-			if d.Healthy && !taken[a] {
-				out[d.UUID] = append(out[d.UUID], a)
-			}
-		}
-	}
-	return out
-}
-
-func (m *model) leased(id string) bool {
-	for _, b := range m.bookings {
-		for _, p := range b.Placements {
-			if p.NodeID == id && b.Binding == appliance.BindNode {
-				return true
-			}
-		}
-	}
-	return false
-}
-
-// freeRow is total less bookings; false if there is no row.
-func (m *model) freeRow(n Node, resource string) (int, bool) {
-	for _, r := range n.Rows {
-		if r.Resource == resource {
-			free := r.Total
-			for _, p := range m.on(n.ID) {
-				free -= p.Amounts[resource]
-			}
-			return free, true
-		}
-	}
-	return 0, false
-}
-
-// cpus counts the CPUs that can be set aside; false if they are only counted.
-func (m *model) cpus(n Node, pinned bool) (int, bool) {
-	if n.Topology == nil {
-		return 0, false
-	}
-	total := -1
-	for _, r := range n.Rows {
-		if r.Resource == appliance.ResourceVCPU && r.Overcommit == 1 {
-			total = r.Total
-		}
-	}
-	if total < 0 {
-		return 0, false
-	}
-	var all []int
-	for _, numa := range n.Topology.NUMA {
-		for _, core := range numa.Cores {
-			all = append(all, core...)
-		}
-	}
-	free := 0
-	for i, cpu := range all {
-		ok := i >= len(all)-total && (pinned || !slices.Contains(n.Topology.Isolated, cpu))
-		for _, p := range m.on(n.ID) {
-			set, _ := wire.ParseCPUList(p.CPUs)
-			ok = ok && !set.Contains(cpu)
-		}
-		if ok {
-			free++
-		}
-	}
-	return free, true
-}
-
-// share is the default host share of one GPU.
-func (m *model) share(pool, resource string, perGPU appliance.Amounts) int {
-	if v, ok := perGPU[resource]; ok {
-		return v
-	}
-	least := -1
-	for _, n := range m.nodes {
-		for _, r := range n.Rows {
-			if n.PoolID == pool && n.Role == appliance.RoleHost && len(n.Devices) > 0 && r.Resource == resource {
-				if s := r.Total / len(n.Devices); least < 0 || s < least {
-					least = s
-				}
-			}
-		}
-	}
-	return max(0, least)
-}
-
-// fits says whether one node can serve its part of the request, and how many
-// free atoms would be left.
-func (m *model) fits(n Node, r Request, profile string) (left int, ok bool) {
-	if n.PoolID != r.PoolID || n.Role != appliance.RoleHost || !n.Schedulable || m.leased(n.ID) {
-		return 0, false
-	}
-	for name, match := range r.Selector {
-		value, has := n.Attributes[name]
-		if name == AttributeHostname {
-			value, has = n.Hostname, true
-		}
-		if name != appliance.MIGProfile && (!has || !match.Matches(value)) {
-			return 0, false
-		}
-	}
-	resource := n.Sharing.Resource()
-	asked := r.Resources[resource] / r.Nodes
-	free := m.free(n, profile)
-	count := 0
-	for _, atoms := range free {
-		count += len(atoms)
-	}
-	able := count
-	if resource == appliance.ResourceSlot && r.Binding != appliance.BindNode {
-		able = len(free)
-	}
-	if able < asked {
-		return 0, false
-	}
-	scalars := maps.Clone(r.Resources)
-	if !slices.ContainsFunc(appliance.Scalars, func(s string) bool { _, named := scalars[s]; return named }) &&
-		resource == appliance.ResourceGPU && asked > 0 && r.Binding != appliance.BindNode {
-		for _, s := range []string{appliance.ResourceVCPU, appliance.ResourceMemoryGiB} {
-			scalars[s] = m.share(r.PoolID, s, r.PerGPU) * asked * r.Nodes
-		}
-	}
-	for _, s := range appliance.Scalars {
-		if want := scalars[s] / r.Nodes; want > 0 {
-			if have, is := m.freeRow(n, s); !is || have < want {
-				return 0, false
-			}
-		}
-	}
-	if r.Binding == appliance.BindNode {
-		count = 0
-		for _, atoms := range m.free(n, "") {
-			count += len(atoms)
-		}
-		sick := slices.ContainsFunc(n.Devices, func(d Device) bool { return !d.Healthy })
-		return count - asked, !sick && len(m.on(n.ID)) == 0
-	}
-	if want := scalars[appliance.ResourceVCPU] / r.Nodes; want > 0 {
-		if have, exclusive := m.cpus(n, r.Binding == appliance.BindInstance); exclusive && have < want {
-			return 0, false
-		}
-	}
-	return count - asked, true
-}
-
-// linked counts the pairs of GPUs that share NVLink.
-func linked(n Node, uuids []string) int {
-	pairs := 0
-	for _, d := range n.Devices {
-		for _, peer := range d.NVLinkPeers {
-			if slices.Contains(uuids, d.UUID) && slices.Contains(uuids, peer) {
-				pairs++
-			}
-		}
-	}
-	return pairs / 2
-}
-
-// mostLinked is the best that any choice of count free GPUs could have.
-func (m *model) mostLinked(n Node, count int) int {
-	uuids := slices.Collect(maps.Keys(m.free(n, "")))
-	best := 0
-	for set := range 1 << len(uuids) {
-		if bits.OnesCount(uint(set)) != count {
-			continue
-		}
-		var chosen []string
-		for i, uuid := range uuids {
-			if set&(1<<i) != 0 {
-				chosen = append(chosen, uuid)
-			}
-		}
-		best = max(best, linked(n, chosen))
-	}
-	return best
-}
-
-var profileNames = []string{"1g.10gb", "3g.40gb"}
-
-func drawNode(t *rapid.T, id string, sharing appliance.Sharing) Node {
-	n := Node{
-		ID: id, PoolID: rapid.SampledFrom([]string{"pool_a", "pool_a", "pool_a", "pool_b"}).Draw(t, "pool"),
-		Hostname: rapid.SampledFrom([]string{"gpu-1", "gpu-2", "gpu-3", id}).Draw(t, "hostname"),
-		Role:     rapid.SampledFrom([]appliance.NodeRole{"host", "host", "host", "host", "host", "dedicated"}).Draw(t, "role"),
-		Control:  appliance.ControlPlatform, Sharing: sharing, Replicas: 3,
-		Schedulable: rapid.IntRange(0, 5).Draw(t, "schedulable") > 0, Unschedulable: "cordoned",
-		Attributes: map[string]string{"rack": rapid.SampledFrom([]string{"1", "2"}).Draw(t, "rack")},
-	}
-	gpus := rapid.IntRange(0, 4).Draw(t, "gpus")
-	joined := rapid.SampledFrom([]int{1, 2, 4}).Draw(t, "joined")
-	for i := range gpus {
-		d := Device{
-			UUID: fmt.Sprintf("GPU-%s-%d", id, i), Index: i, Address: fmt.Sprintf("0000:%02x:00.0", i), NUMANode: i / 2,
-			Healthy: rapid.IntRange(0, 5).Draw(t, "healthy") > 0,
-		}
-		if !d.Healthy {
-			d.HealthReason = "Xid 79"
-		}
-		for j := range gpus {
-			if j != i && j/joined == i/joined {
-				d.NVLinkPeers = append(d.NVLinkPeers, fmt.Sprintf("GPU-%s-%d", id, j))
-			}
-		}
-		if sharing == appliance.SharingMIG {
-			for k := range rapid.IntRange(0, 3).Draw(t, "instances") {
-				d.Instances = append(d.Instances, Instance{
-					UUID: fmt.Sprintf("MIG-%s-%d-%d", id, i, k), Profile: rapid.SampledFrom(profileNames).Draw(t, "profile"),
-				})
-			}
-		}
-		n.Devices = append(n.Devices, d)
-	}
-	logical := 16
-	if rapid.Bool().Draw(t, "topology") {
-		n.Topology = &Topology{Isolated: rapid.SampledFrom([][]int{nil, {3, 7, 11, 15}}).Draw(t, "isolated")}
-		for m := range 2 {
-			numa := NUMANode{ID: m, MemoryGiB: 32}
-			for c := range 4 {
-				numa.Cores = append(numa.Cores, []int{m*4 + c, m*4 + c + 8})
-			}
-			n.Topology.NUMA = append(n.Topology.NUMA, numa)
-		}
-	}
-	if rapid.IntRange(0, 5).Draw(t, "rows") > 0 {
-		n.Rows = []appliance.ResourceRow{
-			{Resource: "vcpu", Total: logical - rapid.IntRange(0, 3).Draw(t, "reserve"), Overcommit: 1},
-			{Resource: "memoryGiB", Total: rapid.IntRange(20, 60).Draw(t, "memory"), Overcommit: 1},
-		}
-		if rapid.IntRange(0, 3).Draw(t, "overcommitted") == 0 {
-			n.Rows[0].Overcommit, n.Rows[0].Total = 2, 2*n.Rows[0].Total
-		}
-	}
-	return n
-}
-
-func drawRequest(t *rapid.T, sharing appliance.Sharing) Request {
-	r := Request{
-		PoolID: rapid.SampledFrom([]string{"pool_a", "pool_a", "pool_a", "pool_b"}).Draw(t, "pool"),
-		Nodes:  rapid.SampledFrom([]int{1, 1, 1, 2, 3}).Draw(t, "nodes"), Resources: appliance.Amounts{}, Selector: appliance.Selector{},
-		Binding: rapid.SampledFrom([]appliance.BindingKind{"hold", "hold", "hold", "instance", "node"}).Draw(t, "binding"),
-	}
-	if atoms := rapid.IntRange(0, 4).Draw(t, "atoms"); atoms > 0 {
-		r.Resources[sharing.Resource()] = atoms * r.Nodes
-	}
-	if v := rapid.IntRange(0, 9).Draw(t, "vcpu"); v > 0 && rapid.Bool().Draw(t, "named") {
-		r.Resources["vcpu"] = v * r.Nodes
-		r.Resources["memoryGiB"] = rapid.IntRange(0, 20).Draw(t, "memory") * r.Nodes
-	}
-	if rapid.IntRange(0, 3).Draw(t, "select") == 0 {
-		r.Selector["rack"] = appliance.Match{Equals: rapid.SampledFrom([]string{"1", "2"}).Draw(t, "rack")}
-	}
-	if rapid.IntRange(0, 7).Draw(t, "byName") == 0 {
-		r.Selector["hostname"] = appliance.Match{In: []string{"gpu-1", "gpu-3"}}
-	}
-	if sharing == appliance.SharingMIG {
-		r.Selector["migProfile"] = appliance.Match{Equals: rapid.SampledFrom(profileNames).Draw(t, "profile")}
-	}
-	if rapid.Bool().Draw(t, "perGPU") {
-		r.PerGPU = appliance.Amounts{"vcpu": rapid.IntRange(0, 4).Draw(t, "perVCPU")}
-	}
-	return r
-}
-
-// checkDecision holds Place to the model.
-func (m *model) checkDecision(t *rapid.T, r Request, d Decision, placed bool) {
-	profile := ""
-	if p, ok := r.Selector["migProfile"]; ok && r.Resources[appliance.ResourceMIG] > 0 {
-		profile = p.Equals
-	}
-	var lefts []int
-	for _, n := range m.nodes {
-		if left, ok := m.fits(n, r, profile); ok {
-			lefts = append(lefts, left)
-		}
-	}
-	asksNothing := r.Binding != appliance.BindNode && !slices.ContainsFunc(slices.Collect(maps.Values(r.Resources)), func(v int) bool { return v > 0 })
-	if want := len(lefts) >= r.Nodes && !asksNothing; placed != want {
-		t.Fatalf("Place(%+v) is %v; %d nodes fit, %d are asked", r, placed, len(lefts), r.Nodes)
-	}
-	if !placed {
-		return
-	}
-	if len(d.Placements) != r.Nodes {
-		t.Fatalf("Place(%+v) gives %d placements", r, len(d.Placements))
-	}
-	slices.Sort(lefts)
-	var got []int
-	seen := map[string]bool{}
-	booked := appliance.Amounts{}
-	for _, p := range d.Placements {
-		n := m.nodes[p.NodeID]
-		left, ok := m.fits(n, r, profile)
-		if !ok || seen[p.NodeID] {
-			t.Fatalf("Place(%+v) takes node %s, which does not fit or is taken twice", r, p.NodeID)
-		}
-		seen[p.NodeID] = true
-		got = append(got, left)
-		m.checkPlacement(t, r, n, p, profile)
-		for name, v := range p.Amounts {
-			booked[name] += v
-		}
-	}
-	slices.Sort(got)
-	if r.Resources[m.nodes[d.Placements[0].NodeID].Sharing.Resource()] > 0 && !slices.Equal(got, lefts[:r.Nodes]) {
-		t.Fatalf("Place(%+v) leaves %v atoms over; the tightest nodes leave %v", r, got, lefts[:r.Nodes])
-	}
-	if diff := cmp.Diff(booked, d.Booked); diff != "" {
-		t.Fatalf("Booked is not the sum of the placements (-sum +booked):\n%s", diff)
-	}
-}
-
-// checkOrder holds what the shelves find to the ranks of all nodes, one by one.
-func checkOrder(t *rapid.T, x *Index, r Request, d Decision, placed bool) {
-	a := x.ask(r)
-	if !placed {
-		return
-	}
-	a.profile = a.profiles[0]
-	var all []candidate
-	for _, n := range x.nodes {
-		if k, ok := a.rate(n); ok && n.pool.id == r.PoolID && (a.hostname == nil || a.hostname.Matches(n.hostname)) {
-			all = append(all, candidate{n, k})
-		}
-	}
-	slices.SortFunc(all, candidate.compare)
-	var best, got []string
-	for _, c := range all[:r.Nodes] {
-		best = append(best, c.node.id)
-	}
-	for _, p := range d.Placements {
-		got = append(got, p.NodeID)
-	}
-	slices.Sort(best)
-	slices.Sort(got)
-	if !slices.Equal(best, got) {
-		t.Fatalf("Place(%+v) takes %v, the best by rank are %v", r, got, best)
-	}
-}
-
-func (m *model) checkPlacement(t *rapid.T, r Request, n Node, p appliance.Placement, profile string) {
-	free := m.free(n, profile)
-	if r.Binding == appliance.BindNode {
-		free = m.free(n, "")
-	}
-	resource := n.Sharing.Resource()
-	perDevice := map[string]int{}
-	for _, atom := range p.Atoms {
-		ok := false
-		for uuid, atoms := range free {
-			if slices.Contains(atoms, atom) {
-				ok = true
-				perDevice[uuid]++
-			}
-		}
-		if !ok {
-			t.Fatalf("atom %s of node %s is not free", atom, n.ID)
-		}
-	}
-	if devices := slices.Sorted(maps.Keys(perDevice)); !slices.Equal(devices, slices.Sorted(slices.Values(p.Devices))) {
-		t.Fatalf("devices are %v, the atoms are of %v", p.Devices, devices)
-	}
-	want := r.Resources[resource] / r.Nodes
-	if r.Binding == appliance.BindNode {
-		want = 0
-		for _, atoms := range free {
-			want += len(atoms)
-		}
-	} else {
-		if resource == appliance.ResourceSlot && len(p.Devices) != want {
-			t.Fatalf("%d slots are on %d GPUs", want, len(p.Devices))
-		}
-		if resource == appliance.ResourceGPU && linked(n, p.Devices) != m.mostLinked(n, want) {
-			t.Fatalf("GPUs %v of node %s share %d NVLink pairs, the best choice %d", p.Devices, n.ID, linked(n, p.Devices), m.mostLinked(n, want))
-		}
-	}
-	if len(p.Atoms) != want || p.Amounts[resource] != want {
-		t.Fatalf("%d atoms of node %s, %d wanted", len(p.Atoms), n.ID, want)
-	}
-	set, err := wire.ParseCPUList(p.CPUs)
-	if err != nil {
-		t.Fatal(err)
-	}
-	pinned := r.Binding == appliance.BindInstance || r.Binding == appliance.BindNode
-	if free, exclusive := m.cpus(n, pinned); exclusive {
-		if wantCPUs := min(p.Amounts["vcpu"], free); set.Count() != wantCPUs {
-			t.Fatalf("%d CPUs for %d vcpu", set.Count(), wantCPUs)
-		}
-		if !pinned && slices.ContainsFunc(n.Topology.Isolated, set.Contains) {
-			t.Fatalf("isolated CPUs of %s in a hold", p.CPUs)
-		}
-	} else if p.CPUs != "" {
-		t.Fatalf("CPUs %s set aside where they are only counted", p.CPUs)
-	}
 }
 
 // TestPlacementAgreesWithSimpleModel runs random histories of a few nodes and
@@ -519,129 +72,178 @@ func TestPlacementAgreesWithSimpleModel(t *testing.T) {
 		appliance.SharingExclusive, appliance.SharingMIG, appliance.SharingTimeslice,
 	} {
 		t.Run(string(sharing), func(t *testing.T) {
-			rapid.Check(t, func(t *rapid.T) { history(t, sharing) })
+			rapid.Check(t, func(t *rapid.T) { runHistory(t, sharing) })
 		})
 	}
 }
 
-func history(t *rapid.T, sharing appliance.Sharing) {
-	x := NewIndex()
-	m := &model{nodes: map[string]Node{}, bookings: map[string]Booking{}}
-	serial := 0
-	undone := func(what string, do, undo func()) {
-		before := snapshot(x)
-		do()
-		undo()
-		if diff := cmp.Diff(before, snapshot(x)); diff != "" {
-			t.Fatalf("%s and its undoing change the index:\n%s", what, diff)
-		}
-	}
-	must := func(err error) {
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	put := func(n Node) {
-		if len(m.on(n.ID)) > 0 {
-			n.PoolID = m.nodes[n.ID].PoolID
-		}
-		undone("PutNode", func() { _, err := x.PutNode(n); must(err) }, func() {
-			if old, ok := m.nodes[n.ID]; ok {
-				previous, err := x.PutNode(old)
-				must(err)
-				_, err = x.PutNode(*previous)
-				must(err)
-				_, err = x.PutNode(old)
-				must(err)
-			} else {
-				_, err := x.DropNode(n.ID)
-				must(err)
-			}
-		})
-		previous, err := x.PutNode(n)
-		must(err)
-		if _, had := m.nodes[n.ID]; had != (previous != nil) {
-			t.Fatalf("PutNode of %s gives %v back", n.ID, previous)
-		}
-		m.nodes[n.ID] = n
-	}
-	ids := []string{"node_1", "node_2", "node_3", "node_4", "node_5"}
+// history is an index and the model, led through the same changes.
+type history struct {
+	x       *Index
+	m       *model
+	sharing appliance.Sharing
+	serial  int
+}
+
+var nodeIDs = []string{"node_1", "node_2", "node_3", "node_4", "node_5"}
+
+func runHistory(t *rapid.T, sharing appliance.Sharing) {
+	h := &history{x: NewIndex(), m: &model{nodes: map[string]Node{}, bookings: map[string]Booking{}}, sharing: sharing}
 	for range rapid.IntRange(1, 5).Draw(t, "first nodes") {
-		put(drawNode(t, rapid.SampledFrom(ids).Draw(t, "id"), sharing))
-	}
-	book := func(t *rapid.T) {
-		r := drawRequest(t, sharing)
-		before := snapshot(x)
-		d, ok := x.Place(r)
-		e := x.Explain(r)
-		for id := range m.nodes {
-			if n, _ := x.Node(id); n.PoolID == r.PoolID {
-				x.Capacity(r.PoolID, r.PerGPU)
-			}
-		}
-		if snapshot(x) != before {
-			t.Fatal("Place, Explain or Capacity change the index")
-		}
-		m.checkDecision(t, r, d, ok)
-		checkOrder(t, x, r, d, ok)
-		if ok != strings.HasPrefix(e.Message, "fits now") {
-			t.Fatalf("Place is %v, Explain says %q", ok, e.Message)
-		}
-		if !ok {
-			return
-		}
-		serial++
-		b := d.Booking(fmt.Sprintf("res_%d", serial), "acme", r)
-		undone("Book", func() { must(x.Book(b)) }, func() { x.Release(b.ReservationID) })
-		must(x.Book(b))
-		if x.Book(b) == nil {
-			t.Fatal("the same booking is taken twice")
-		}
-		m.bookings[b.ReservationID] = b
+		h.put(t)
 	}
 	t.Repeat(map[string]func(*rapid.T){
-		"book":  book,
-		"book2": book,
-		"release": func(t *rapid.T) {
-			if len(m.bookings) == 0 {
-				return
-			}
-			id := rapid.SampledFrom(slices.Sorted(maps.Keys(m.bookings))).Draw(t, "reservation")
-			undone("Release", func() { x.Release(id) }, func() { must(x.Book(m.bookings[id])) })
-			got, ok := x.Release(id)
-			if diff := cmp.Diff(m.bookings[id], got); !ok || diff != "" {
-				t.Fatalf("Release gives another booking back (-booked +released):\n%s", diff)
-			}
-			delete(m.bookings, id)
-		},
-		"put": func(t *rapid.T) { put(drawNode(t, rapid.SampledFrom(ids).Draw(t, "id"), sharing)) },
-		"drop": func(t *rapid.T) {
-			id := rapid.SampledFrom(ids).Draw(t, "id")
-			if _, err := x.DropNode(id); (err != nil) != (len(m.on(id)) > 0) {
-				t.Fatalf("DropNode of %s with %d bookings: %v", id, len(m.on(id)), err)
-			} else if err == nil {
-				delete(m.nodes, id)
-			}
-		},
-		"": func(t *rapid.T) {
-			must(x.Check())
-			other := NewIndex()
-			for _, id := range rapid.Permutation(slices.Sorted(maps.Keys(m.nodes))).Draw(t, "nodes") {
-				_, err := other.PutNode(m.nodes[id])
-				must(err)
-			}
-			for _, id := range rapid.Permutation(slices.Sorted(maps.Keys(m.bookings))).Draw(t, "bookings") {
-				must(other.Book(m.bookings[id]))
-			}
-			if diff := cmp.Diff(snapshot(x), snapshot(other)); diff != "" {
-				t.Fatalf("the index depends on the order in which it was filled:\n%s", diff)
-			}
-			r := drawRequest(t, sharing)
-			a, okA := x.Place(r)
-			b, okB := other.Place(r)
-			if diff := cmp.Diff(a, b); okA != okB || diff != "" {
-				t.Fatalf("the decision depends on the order in which the index was filled:\n%s", diff)
-			}
-		},
+		"book": h.book, "book again": h.book, "release": h.release, "put": h.put, "drop": h.drop, "": h.check,
 	})
+}
+
+func must(t *rapid.T, err error) {
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// undone holds an undo to the state before.
+func (h *history) undone(t *rapid.T, what string, do, undo func()) {
+	before := snapshot(h.x)
+	do()
+	undo()
+	if diff := cmp.Diff(before, snapshot(h.x)); diff != "" {
+		t.Fatalf("%s and its undoing change the index:\n%s", what, diff)
+	}
+}
+
+// put adds a node or changes everything about one: devices come and go, fall
+// ill and recover, rows grow and shrink.
+func (h *history) put(t *rapid.T) {
+	n := drawNode(t, rapid.SampledFrom(nodeIDs).Draw(t, "id"), h.sharing)
+	old, had := h.m.nodes[n.ID]
+	if len(h.m.on(n.ID)) > 0 {
+		n.PoolID = old.PoolID
+	}
+	put := func(n Node) *Node {
+		previous, err := h.x.PutNode(n)
+		must(t, err)
+		return previous
+	}
+	h.undone(t, "PutNode", func() {
+		previous := put(n)
+		if had != (previous != nil) {
+			t.Fatalf("PutNode of %s gives %v back", n.ID, previous)
+		}
+		if had {
+			put(*previous)
+			put(n)
+		}
+	}, func() {
+		if had {
+			put(old)
+		} else {
+			_, err := h.x.DropNode(n.ID)
+			must(t, err)
+		}
+	})
+	if had {
+		h.undone(t, "PutNode", func() { old = *put(n) }, func() { put(old) })
+	}
+	put(n)
+	h.m.nodes[n.ID] = n
+}
+
+func (h *history) drop(t *rapid.T) {
+	id := rapid.SampledFrom(nodeIDs).Draw(t, "id")
+	previous, err := h.x.DropNode(id)
+	if booked := len(h.m.on(id)) > 0; (err != nil) != booked {
+		t.Fatalf("DropNode of %s is %v; booked is %v", id, err, booked)
+	}
+	if err != nil || previous == nil {
+		return
+	}
+	h.undone(t, "DropNode", func() {
+		_, err := h.x.PutNode(*previous)
+		must(t, err)
+	}, func() {
+		_, err := h.x.DropNode(id)
+		must(t, err)
+	})
+	delete(h.m.nodes, id)
+}
+
+func (h *history) book(t *rapid.T) {
+	r := drawRequest(t, h.sharing)
+	before := snapshot(h.x)
+	d, ok := h.x.Place(r)
+	e := h.x.Explain(r)
+	h.x.Capacity(r.PoolID, r.PerGPU)
+	if snapshot(h.x) != before {
+		t.Fatal("Place, Explain or Capacity change the index")
+	}
+	h.m.checkDecision(t, r, d, ok)
+	checkOrder(t, h.x, r, d, ok)
+	checkExplanation(t, r, e, ok)
+	if !ok {
+		return
+	}
+	h.serial++
+	b := d.Booking(fmt.Sprintf("res_%d", h.serial), "acme", r)
+	h.undone(t, "Book", func() { must(t, h.x.Book(b)) }, func() { h.x.Release(b.ReservationID) })
+	must(t, h.x.Book(b))
+	if h.x.Book(b) == nil {
+		t.Fatal("the same booking is taken twice")
+	}
+	h.m.bookings[b.ReservationID] = b
+}
+
+func checkExplanation(t *rapid.T, r Request, e appliance.Explanation, placed bool) {
+	fits := 0
+	for _, n := range e.Nodes {
+		if n.Fits {
+			fits++
+		}
+		if n.Fits != (len(n.Missing) == 0) {
+			t.Fatalf("node %s fits: %v, and lacks %q", n.Hostname, n.Fits, n.Missing)
+		}
+	}
+	if placed != strings.HasPrefix(e.Message, "fits now") || placed && fits < r.Nodes {
+		t.Fatalf("Place(%+v) is %v, Explain says %q and lets %d nodes fit", r, placed, e.Message, fits)
+	}
+	if !placed && fits >= r.Nodes {
+		t.Fatalf("Place(%+v) finds nothing, Explain lets %d nodes fit", r, fits)
+	}
+}
+
+func (h *history) release(t *rapid.T) {
+	if len(h.m.bookings) == 0 {
+		return
+	}
+	id := rapid.SampledFrom(slices.Sorted(maps.Keys(h.m.bookings))).Draw(t, "reservation")
+	h.undone(t, "Release", func() { h.x.Release(id) }, func() { must(t, h.x.Book(h.m.bookings[id])) })
+	got, ok := h.x.Release(id)
+	if diff := cmp.Diff(h.m.bookings[id], got); !ok || diff != "" {
+		t.Fatalf("Release gives another booking back (-booked +released):\n%s", diff)
+	}
+	delete(h.m.bookings, id)
+}
+
+// check holds the index to its own rules, and to one that was filled in another
+// order.
+func (h *history) check(t *rapid.T) {
+	must(t, h.x.Check())
+	other := NewIndex()
+	for _, id := range rapid.Permutation(slices.Sorted(maps.Keys(h.m.nodes))).Draw(t, "nodes") {
+		_, err := other.PutNode(h.m.nodes[id])
+		must(t, err)
+	}
+	for _, id := range rapid.Permutation(slices.Sorted(maps.Keys(h.m.bookings))).Draw(t, "bookings") {
+		must(t, other.Book(h.m.bookings[id]))
+	}
+	if diff := cmp.Diff(snapshot(h.x), snapshot(other)); diff != "" {
+		t.Fatalf("the index depends on the order in which it was filled:\n%s", diff)
+	}
+	r := drawRequest(t, h.sharing)
+	a, okA := h.x.Place(r)
+	b, okB := other.Place(r)
+	if diff := cmp.Diff(a, b); okA != okB || diff != "" {
+		t.Fatalf("the decision depends on the order in which the index was filled:\n%s", diff)
+	}
 }

@@ -9,8 +9,8 @@ import (
 // A shelf keeps the nodes of a pool that take bookings, by how many atoms they
 // have free, so that the tightest fit is found without looking at the others.
 // Nodes with as many free atoms are in one row of the shelf; those among them
-// whose free GPUs are worth the same are in one cell; of a cell, those with the
-// same attributes are in one run, in order of hostname and id.
+// whose free GPUs are worth the same are in one cell, in order of hostname and
+// id.
 type shelf struct {
 	rows [][]*cell
 }
@@ -27,13 +27,12 @@ type sign struct {
 
 type cell struct {
 	sign sign
-	runs []*run
+	run
 }
 
-type run struct {
-	class  *class
-	chunks []*chunk
-}
+// run is a list of nodes in order of hostname and id, cut into chunks so that
+// an insertion moves few of them.
+type run struct{ chunks []*chunk }
 
 // chunk is a stretch of a run with the most that any of its nodes has free of
 // each counted resource, so that a stretch where nothing fits is passed over.
@@ -42,11 +41,12 @@ type chunk struct {
 	entries []entry
 }
 
-// entry is a node with what it has free of the counted resources: -1 where it
-// has no row.
+// entry is a node with what it has free of the counted resources, -1 where it
+// has no row, and the number of its class.
 type entry struct {
-	free [scalarCount]int32
-	node *node
+	free  [scalarCount]int32
+	class uint32
+	node  *node
 }
 
 const maxChunk = 128
@@ -68,13 +68,7 @@ func (s *shelf) add(sg sign, e entry) {
 		i = len(*row)
 		*row = append(*row, &cell{sign: sg})
 	}
-	c := (*row)[i]
-	j := slices.IndexFunc(c.runs, func(r *run) bool { return r.class == e.node.class })
-	if j < 0 {
-		j = len(c.runs)
-		c.runs = append(c.runs, &run{class: e.node.class})
-	}
-	c.runs[j].add(e)
+	(*row)[i].add(e)
 }
 
 // remove takes a node off; it must be there under this sign.
@@ -82,13 +76,8 @@ func (s *shelf) remove(sg sign, n *node) {
 	row := &s.rows[sg.free]
 	i := slices.IndexFunc(*row, func(c *cell) bool { return c.sign == sg })
 	c := (*row)[i]
-	j := slices.IndexFunc(c.runs, func(r *run) bool { return r.class == n.class })
-	c.runs[j].remove(n)
-	if len(c.runs[j].chunks) > 0 {
-		return
-	}
-	c.runs = dropAt(c.runs, j)
-	if len(c.runs) > 0 {
+	c.remove(n)
+	if len(c.chunks) > 0 {
 		return
 	}
 	*row = dropAt(*row, i)
@@ -163,24 +152,24 @@ func (c *chunk) measure() {
 	}
 }
 
-// cursor walks the nodes of a run that have enough of the counted resources
-// free.
+// cursor walks the nodes of a run.
 type cursor struct {
 	run      *run
 	chunk, i int
 }
 
-// next finds the next node with at least ask free of everything, or nil.
-func (c *cursor) next(ask *[scalarCount]int32) *entry {
+// next finds the next node that has enough of the counted resources free and
+// the attributes asked for, or nil.
+func (c *cursor) next(a *ask) *entry {
 	for ; c.chunk < len(c.run.chunks); c.chunk, c.i = c.chunk+1, 0 {
 		here := c.run.chunks[c.chunk]
-		if !covers(&here.most, ask) {
+		if !covers(&here.most, &a.least) {
 			continue
 		}
 		for c.i < len(here.entries) {
 			e := &here.entries[c.i]
 			c.i++
-			if covers(&e.free, ask) {
+			if covers(&e.free, &a.least) && a.matches(e) {
 				return e
 			}
 		}

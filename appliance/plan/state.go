@@ -42,7 +42,13 @@ type node struct {
 	leased    bool    // whole, by a booking that binds the node
 }
 
-type class = shared[map[string]string]
+// class is the attributes that some nodes have alike, but for the hostname.
+type class = shared[attributes]
+
+type attributes struct {
+	number uint32 // below the index's classCount
+	of     map[string]string
+}
 
 // booking is a Booking in a small form.
 type booking struct {
@@ -84,13 +90,13 @@ func (s *share) placement() appliance.Placement {
 
 // atomsOf is the set of atoms that the i-th GPU yields when it is healthy.
 func (n *node) atomsOf(i int) uint64 {
-	switch n.pool.sharing.Resource() {
-	case appliance.ResourceMIG:
+	switch n.pool.kind {
+	case instances:
 		if n.parts == nil {
 			return 0
 		}
 		return low(len(n.parts[i]))
-	case appliance.ResourceSlot:
+	case gpuSlots:
 		return low(n.replicas)
 	default:
 		return 1
@@ -121,10 +127,10 @@ func (n *node) freeOf(i int, profile string) uint64 {
 
 // atomName is how an atom is written in a placement.
 func (n *node) atomName(i, atom int) string {
-	switch n.pool.sharing.Resource() {
-	case appliance.ResourceMIG:
+	switch n.pool.kind {
+	case instances:
 		return n.parts[i][atom].UUID
-	case appliance.ResourceSlot:
+	case gpuSlots:
 		return n.uuids[i] + "#" + strconv.Itoa(atom)
 	default:
 		return n.uuids[i]
@@ -133,8 +139,8 @@ func (n *node) atomName(i, atom int) string {
 
 // findAtom is where an atom of that name is, or false if the node has none.
 func (n *node) findAtom(name string) (device, atom int, ok bool) {
-	switch n.pool.sharing.Resource() {
-	case appliance.ResourceMIG:
+	switch n.pool.kind {
+	case instances:
 		for i, parts := range n.parts {
 			for j := range parts {
 				if parts[j].UUID == name {
@@ -143,7 +149,7 @@ func (n *node) findAtom(name string) (device, atom int, ok bool) {
 			}
 		}
 		return 0, 0, false
-	case appliance.ResourceSlot:
+	case gpuSlots:
 		uuid, slot, _ := strings.Cut(name, "#")
 		at, err := strconv.Atoi(slot)
 		if err != nil || at < 0 || at >= n.replicas || strconv.Itoa(at) != slot {
@@ -178,7 +184,7 @@ func (n *node) freeRow(i int) int32 {
 }
 
 func (n *node) entry() entry {
-	e := entry{node: n}
+	e := entry{class: n.class.value.number, node: n}
 	for i := range e.free {
 		e.free[i] = n.freeRow(i)
 	}
@@ -188,7 +194,7 @@ func (n *node) entry() entry {
 // sign says under which sign the node is on the shelf of its pool.
 func (n *node) sign() sign {
 	sg := sign{gpus: len(n.uuids) > 0}
-	exclusive := n.pool.sharing.Resource() == appliance.ResourceGPU
+	exclusive := n.pool.kind == wholeGPUs
 	for i := range n.uuids {
 		if free := n.freeAtoms(i); free != 0 {
 			sg.free += bits.OnesCount64(free)
@@ -320,7 +326,7 @@ func (n *node) facts() Node {
 	out := Node{
 		ID: n.id, PoolID: n.pool.id, Hostname: n.hostname, Role: n.role, Control: n.control,
 		Schedulable: n.schedulable, Unschedulable: n.why, Sharing: n.pool.sharing, Replicas: n.replicas,
-		Attributes: maps.Clone(n.class.value),
+		Attributes: maps.Clone(n.class.value.of),
 	}
 	out.Attributes[AttributeHostname] = n.hostname
 	for i, p := range n.layout.value.devices {

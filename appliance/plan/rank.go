@@ -1,0 +1,201 @@
+package plan
+
+import (
+	"slices"
+)
+
+// rank orders nodes that fit: the lower the better, from left to right.
+type rank [4 + scalarCount]int64
+
+func (r rank) compare(o rank) int { return slices.Compare(r[:], o[:]) }
+
+// rate ranks one node; false if it does not fit.
+func (a *ask) rate(n *node) (rank, bool) {
+	e := n.entry()
+	if !n.takes() || !a.matches(&e) || !covers(&e.free, &a.least) || !a.fits(n) {
+		return rank{}, false
+	}
+	sg := n.sign()
+	if a.resource == "" && !a.whole {
+		return a.rateHost(sg, &e), true
+	}
+	if a.profile != "" && !a.whole {
+		sg = n.profileSign(a.profile)
+	}
+	if sg.free < a.atoms {
+		return rank{}, false
+	}
+	cost, ok := a.cost(sg)
+	if !ok {
+		return rank{}, false
+	}
+	r := rank{int64(sg.free), int64(cost)}
+	if !a.isNear(n) {
+		r[2] = 1
+	}
+	return r, true
+}
+
+// What a request for host resources alone does to the GPUs of a node, in its
+// rank. Zero: it has none.
+const (
+	keepsShare  = 1
+	spoilsShare = 2
+)
+
+// rateHost ranks a node for host resources alone.
+func (a *ask) rateHost(sg sign, e *entry) rank {
+	var r rank
+	if sg.gpus {
+		r[0] = keepsShare
+		if !a.keepsShare(sg, e) {
+			r[0] = spoilsShare
+		}
+		r[1] = int64(sg.free)
+	}
+	for i, v := range a.scalars {
+		if v > 0 {
+			r[2+i] = int64(e.free[i] - v)
+		}
+	}
+	return r
+}
+
+// keepsShare tells whether the free GPUs of a node could still be booked with
+// the default host share. Only whole GPUs have one.
+func (a *ask) keepsShare(sg sign, e *entry) bool {
+	if sg.layout == nil {
+		return true
+	}
+	for i, share := range a.share {
+		if share > 0 && int64(e.free[i])-int64(a.scalars[i]) < int64(share)*int64(sg.free) {
+			return false
+		}
+	}
+	return true
+}
+
+// share is the smallest share of vcpu (0) or memoryGiB (1) that any GPU host of
+// the pool can give to each of its GPUs, rounded down; 0 if none has the row.
+func (p *pool) share(i int) int32 {
+	least := int32(-1)
+	for share := range p.shares[i] {
+		if least < 0 || share < least {
+			least = share
+		}
+	}
+	return max(0, least)
+}
+
+type candidate struct {
+	node *node
+	rank rank
+}
+
+func (c candidate) compare(o candidate) int {
+	if d := c.rank.compare(o.rank); d != 0 {
+		return d
+	}
+	return compareNodes(c.node, o.node)
+}
+
+// findHost looks at every node that has enough, since any of them may be the
+// tightest; but once a node is found that keeps the host share of its free
+// GPUs, not at those with more GPUs free.
+func (a *ask) findHost() []*node {
+	var best []candidate
+	for _, row := range a.pool.base.rows {
+		for _, cell := range row {
+			best = a.keepTightest(best, cell)
+		}
+		if a.nodes == 1 && len(best) == 1 && best[0].rank[0] < spoilsShare {
+			break
+		}
+	}
+	return a.nodesOf(best)
+}
+
+// keepTightest adds the nodes of a cell that fit. Asked for one node it keeps
+// only the best one.
+func (a *ask) keepTightest(best []candidate, in *cell) []candidate {
+	sg := in.sign
+	first := slices.IndexFunc(a.scalars[:], func(v int32) bool { return v > 0 })
+	c := cursor{run: &in.run}
+	for e := c.next(a); e != nil; e = c.next(a) {
+		if a.nodes > 1 || len(best) == 0 {
+			if a.fits(e.node) {
+				best = append(best, candidate{e.node, a.rateHost(sg, e)})
+			}
+			continue
+		}
+		b := &best[0]
+		left := int64(e.free[first] - a.scalars[first])
+		alike := b.rank[0] == 0 && !sg.gpus || b.rank[0] == keepsShare && sg.gpus && b.rank[1] == int64(sg.free)
+		if b.rank[0] == 0 && sg.gpus || alike && left > b.rank[2+first] {
+			continue // clearly worse: most are
+		}
+		if next := (candidate{e.node, a.rateHost(sg, e)}); next.compare(*b) < 0 && a.fits(e.node) {
+			*b = next
+		}
+	}
+	return best
+}
+
+func (a *ask) nodesOf(best []candidate) []*node {
+	slices.SortFunc(best, candidate.compare)
+	var out []*node
+	for _, c := range best[:min(a.nodes, len(best))] {
+		out = append(out, c.node)
+	}
+	return out
+}
+
+// findNamed looks only at the nodes whose hostname the selector takes.
+func (a *ask) findNamed() []*node {
+	var best []candidate
+	a.eachNamed(func(n *node) {
+		if r, ok := a.rate(n); ok {
+			best = append(best, candidate{n, r})
+		}
+	})
+	return a.nodesOf(best)
+}
+
+func (a *ask) eachNamed(f func(*node)) {
+	m := a.hostname
+	if m.Min != nil || m.Max != nil {
+		for _, c := range a.pool.all.chunks {
+			for _, e := range c.entries {
+				if m.Matches(e.node.hostname) {
+					f(e.node)
+				}
+			}
+		}
+		return
+	}
+	names := m.In
+	if names == nil {
+		names = []string{m.Equals}
+	}
+	for i, name := range names {
+		if !slices.Contains(names[:i], name) {
+			a.pool.eachCalled(name, f)
+		}
+	}
+}
+
+// eachCalled visits the nodes of one hostname.
+func (p *pool) eachCalled(hostname string, f func(*node)) {
+	first := &node{hostname: hostname}
+	at := p.all.find(first)
+	for ; at < len(p.all.chunks); at++ {
+		c := p.all.chunks[at]
+		i, _ := c.find(first)
+		for _, e := range c.entries[i:] {
+			if e.node.hostname != hostname {
+				return
+			}
+			f(e.node)
+		}
+	}
+}
