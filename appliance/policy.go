@@ -8,8 +8,8 @@ import (
 )
 
 // Policy is the typed reading of a pool's policy: the fields that the code
-// knows. Pointers, and texts and lists that may be absent, are zero where the
-// policy does not have the field; a field that is there is never empty.
+// knows. A field that the policy does not have is zero: a nil pointer, list or
+// map, an empty text. A text that is there is never empty.
 // [RawPolicy] is what is stored and shown. Package plan reads one from the
 // other, and holds every field to its range.
 type Policy struct {

@@ -226,6 +226,7 @@ var policyCases = []struct {
 	{exclusive, `{"telemetry": {}}`, ""},
 	{exclusive, `{"telemetry": {"otlpEndpoint": "otel.example:4318"}}`, `policy: telemetry.otlpEndpoint: "otel.example:4318" is not an http or https URL`},
 	{exclusive, `{"telemetry": {"otlpEndpoint": "https://a:b@otel.example"}}`, "policy: telemetry.otlpEndpoint: holds a user name or password; use a reference instead"},
+	{exclusive, `{"telemetry": {"otlpEndpoint": "https://otel.example/#part"}}`, `policy: telemetry.otlpEndpoint: "https://otel.example/#part" has a fragment`},
 	{exclusive, `{"telemetry": {"intervalSeconds": 4}}`, "policy: telemetry.intervalSeconds: 4 is not 5 to 3600"},
 	{exclusive, `{"telemetry": {"intervalSeconds": 0}}`, "policy: telemetry.intervalSeconds: 0 is not 5 to 3600"},
 	{exclusive, `{"telemetry": {"otlpEndpoint": "https://otel.example", "intervalSeconds": 3601}}`, "policy: telemetry.intervalSeconds: 3601 is not 5 to 3600"},
