@@ -41,6 +41,12 @@ const (
 	EventKeyCreated  EventType = "key.created"
 	EventKeyRevoked  EventType = "key.revoked"
 
+	EventUserCreated   EventType = "user.created"
+	EventUserUpdated   EventType = "user.updated"
+	EventUserDeleted   EventType = "user.deleted"
+	EventPolicyPut     EventType = "policy.put"
+	EventPolicyDeleted EventType = "policy.deleted"
+
 	EventBudgetExceeded EventType = "budget.exceeded"
 )
 

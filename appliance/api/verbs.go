@@ -57,6 +57,17 @@ func Register(s *Server, c *control.Control) {
 	verb(do, "iam.keys.create", appliance.KeysManage, "Make an API key; its secret is in this answer alone.", c.CreateKey)
 	verb(do, "iam.keys.list", appliance.KeysRead, "List the tenant's keys.", c.ListKeys)
 	verb(do, "iam.keys.revoke", appliance.KeysManage, "End a key at once.", c.RevokeKey)
+	verb(do, "iam.users.create", appliance.UsersManage, "Make a user with a password or a one-time login link.", c.CreateUser)
+	verb(do, "iam.users.list", appliance.UsersRead, "List the tenant's users.", c.ListUsers)
+	verb(do, "iam.users.get", appliance.UsersRead, "Show a user.", c.GetUser)
+	verb(do, "iam.users.update", appliance.UsersManage, "Change a user's role, disable or enable it.", c.UpdateUser)
+	verb(do, "iam.users.setPassword", appliance.UsersManage, "Give a user a password.", c.SetPassword)
+	verb(do, "iam.users.loginLink", appliance.UsersManage, "Make a one-time login link for a user.", c.NewLoginLink)
+	verb(do, "iam.users.delete", appliance.UsersManage, "Remove a user.", c.DeleteUser)
+	verb(do, "iam.policies.put", appliance.PoliciesManage, "Make or replace one of the tenant's own Cedar policies.", c.PutPolicy)
+	verb(do, "iam.policies.list", appliance.PoliciesRead, "List the tenant's own policies.", c.ListPolicies)
+	verb(do, "iam.policies.delete", appliance.PoliciesManage, "Remove one of the tenant's own policies.", c.DeletePolicy)
+	verb(do, "iam.check", appliance.PoliciesRead, "Say whether a principal might do something, and which policies decide.", c.Check)
 
 	verb(do, "system.status", appliance.SystemRead, "Show the control plane in one answer.", c.Status)
 

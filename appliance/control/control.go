@@ -196,7 +196,11 @@ func (c *Control) forOwnPool(who appliance.Caller, action appliance.Action, tena
 // write runs one verb's transaction. A write that was denied leaves a row in
 // the trail of denials, since no event carries it.
 func (c *Control) write(ctx context.Context, who appliance.Caller, action appliance.Action, tenant, subject string, fn func(tx *store.Tx) error) error {
-	err := c.Store.Write(ctx, fn)
+	return c.deny(ctx, who, action, tenant, subject, c.Store.Write(ctx, fn))
+}
+
+// deny gives the error back, and keeps the trail of a write that was denied.
+func (c *Control) deny(ctx context.Context, who appliance.Caller, action appliance.Action, tenant, subject string, err error) error {
 	if appliance.CodeOf(err) != appliance.AccessDenied {
 		return err
 	}

@@ -19,6 +19,7 @@ import (
 type memory struct {
 	mu       sync.RWMutex
 	tenants  map[string]appliance.Tenant
+	policies map[string][]appliance.AccessPolicy // by tenant
 	pools    map[string]*pool
 	quotas   map[quotaKey]*counter
 	nodes    map[string]*node
@@ -76,7 +77,7 @@ func (c *Control) load(ctx context.Context) error {
 	m := &c.mem
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.tenants, m.pools = map[string]appliance.Tenant{}, map[string]*pool{}
+	m.tenants, m.policies, m.pools = map[string]appliance.Tenant{}, map[string][]appliance.AccessPolicy{}, map[string]*pool{}
 	m.quotas, m.nodes = map[quotaKey]*counter{}, map[string]*node{}
 	m.byToken, m.byHost = map[string]string{}, map[string]string{}
 	m.waiting, m.stirred, m.expiries = map[string][]waiting{}, map[string]bool{}, map[string]appliance.Time{}
@@ -105,8 +106,13 @@ func (c *Control) loadTenants(tx *store.Tx) error {
 		c.mem.tenants[t.ID] = t
 	}
 	for _, t := range all {
-		if err := c.IAM.SetTenant(t.ID, c.mem.above(t.ID), nil); err != nil {
+		policies, err := tx.AccessPolicies(t.ID)
+		if err != nil {
 			return err
+		}
+		c.mem.policies[t.ID] = policies
+		if err := c.IAM.SetTenant(t.ID, c.mem.above(t.ID), policies); err != nil {
+			c.Log.Error("a tenant is locked out until its policy is mended: bc api iam.policies.put", "tenant", t.ID, "err", err)
 		}
 	}
 	return nil
