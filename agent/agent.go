@@ -43,9 +43,14 @@ const (
 	idle      = 10 * time.Second // the longest that the loop waits
 )
 
+// ErrStaleLibrary says that the NVML library was replaced on disk, as by an
+// upgrade of the driver, and that this process can only go on with the old one,
+// which the driver no longer answers. The service manager starts a new process.
+var ErrStaleLibrary = errors.New("the NVML library was replaced on disk: the agent has to be started anew to load it")
+
 // Run joins the machine and serves its control plane until ctx ends. It tries
 // for ever: what can go wrong with a server or a machine is no error here. The
-// error is of the fields or the state directory.
+// error is of the fields or the state directory, or ErrStaleLibrary.
 func (a *Agent) Run(ctx context.Context) error {
 	file, err := openLedger(a.StateDir)
 	if err != nil {
@@ -57,8 +62,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		return err
 	}
 	defer n.link.close()
-	a.serve(ctx, n)
-	return nil
+	return a.serve(ctx, n)
 }
 
 // Join says hello once, so that a refusal can be shown to who asked, and keeps
@@ -106,7 +110,7 @@ func (a *Agent) open(file *ledgerFile) (*node, error) {
 	return n, nil
 }
 
-func (a *Agent) serve(ctx context.Context, n *node) {
+func (a *Agent) serve(ctx context.Context, n *node) error {
 	ctx, cancel := context.WithCancel(ctx)
 	loop := &loop{
 		agent: a, node: n,
@@ -116,7 +120,7 @@ func (a *Agent) serve(ctx context.Context, n *node) {
 	}
 	defer loop.polling.Wait()
 	defer cancel()
-	loop.run(ctx)
+	return loop.run(ctx)
 }
 
 // loop waits for what happens to a node. The node is its alone; looks and long
@@ -145,7 +149,8 @@ type pollResult struct {
 	err     error
 }
 
-func (l *loop) run(ctx context.Context) {
+func (l *loop) run(ctx context.Context) error {
+	defer l.agent.notify("STOPPING=1")
 	xids := l.agent.GPUs.Events(ctx)
 	changes := l.agent.uevents(ctx)
 	timer := time.NewTimer(0)
@@ -175,6 +180,9 @@ func (l *loop) run(ctx context.Context) {
 			if first {
 				l.agent.notify("READY=1")
 			}
+			if s.stale {
+				return ErrStaleLibrary
+			}
 		case p := <-l.polls:
 			l.take(p)
 		case x, ok := <-xids:
@@ -192,7 +200,7 @@ func (l *loop) run(ctx context.Context) {
 			l.lookSoon()
 		}
 	}
-	l.agent.notify("STOPPING=1")
+	return nil
 }
 
 func (l *loop) startLook(ctx context.Context) {

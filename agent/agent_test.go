@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -448,6 +449,17 @@ func TestQuietHeartbeatStaysUnder1KiB(t *testing.T) {
 		}
 		t.Logf("%d bytes", c.biggest)
 	})
+}
+
+// Only a new process can load a library that was replaced on disk.
+func TestStaleLibraryEndsTheAgent(t *testing.T) {
+	gpus := newTestGPUs(1)
+	gpus.snapshot.Library = wire.GPULibrary{State: wire.GPULibraryMismatch}
+	gpus.snapshot.StaleLibrary = true
+	a := testAgent(t, socketPath(t), gpus)
+	if err := a.Run(t.Context()); !errors.Is(err, ErrStaleLibrary) {
+		t.Errorf("Run: %v", err)
+	}
 }
 
 func (c *fakeControl) checkBindings(t *testing.T, want []wire.BindingStatus) {

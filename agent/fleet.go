@@ -73,7 +73,7 @@ func (f *Fleet) node(l *link, i int) *node {
 	n := newNode(l, slog.New(slog.DiscardHandler), ledger{}, maxRetryFar)
 	n.poolID, n.joinToken = f.PoolID, f.JoinToken
 	inv := inventory.Personalise(f.Machine, f.Group, i)
-	n.see(sighting{inv, gpu.Readings{Library: inv.GPULibrary, GPUs: recordedReadings(inv.GPUs)}})
+	n.see(sighting{inventory: inv, readings: gpu.Readings{Library: inv.GPULibrary, GPUs: recordedReadings(inv.GPUs)}})
 	return n
 }
 

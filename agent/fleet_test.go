@@ -16,7 +16,7 @@ func TestFleetJoinsAndConfirms(t *testing.T) {
 	const nodes = 500
 	c, socket := newControl(), socketPath(t)
 	c.lean = true
-	machine := recorded(t, "dgx-h100")
+	machine := recorded(t, "l40s-4")
 	c.onJoin = func(n *fakeNode) {
 		n.retrySeconds = 1
 		n.want(wire.NodeSpec{
@@ -36,7 +36,8 @@ func TestFleetJoinsAndConfirms(t *testing.T) {
 		return func() bool {
 			n := 0
 			for _, node := range c.nodes {
-				if node.taken == generation && len(node.confirmed()) == 1 && len(node.checks) == 1 && node.checks[0].Passed {
+				if node.taken == generation && len(node.bindings) == 1 && node.bindings[0].Failed == "" &&
+					len(node.checks) == 1 && node.checks[0].Passed {
 					n++
 				}
 			}

@@ -44,8 +44,15 @@ func dial(server string, tlsConfig *tls.Config, conns int) (*link, error) {
 		MaxIdleConnsPerHost: max(conns, 4),
 		IdleConnTimeout:     90 * time.Second,
 		TLSHandshakeTimeout: callTimeout,
+		// Without pings, HTTP/2 goes on using the connection of a server that
+		// has lost its power.
+		HTTP2: &http.HTTP2Config{SendPingTimeout: 15 * time.Second, PingTimeout: callTimeout},
 	}
-	l := &link{client: &http.Client{Transport: transport}}
+	l := &link{client: &http.Client{
+		Transport: transport,
+		// A control plane does not move by redirects, and credentials do not follow them.
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}}
 	if path, ok := strings.CutPrefix(server, "unix:"); ok {
 		if !filepath.IsAbs(path) {
 			return nil, fmt.Errorf("server %q: the socket's path has to be absolute", server)

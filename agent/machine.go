@@ -68,6 +68,7 @@ func recordedReadings(gpus []wire.GPU) []gpu.Reading {
 type sighting struct {
 	inventory wire.Inventory // the GPUs known before are in it
 	readings  gpu.Readings
+	stale     bool // the GPU library in this process is no longer the machine's
 }
 
 // look reads the machine. The GPUs known before stay in the inventory.
@@ -80,7 +81,7 @@ func (a *Agent) look(ctx context.Context, known []wire.GPU) sighting {
 	if !a.Root.Real() {
 		inv.Recorded = cmp.Or(a.Recorded, filepath.Base(a.Root.Dir()))
 	}
-	s := sighting{inventory: inv, readings: gpu.Readings{Library: snapshot.Library}}
+	s := sighting{inventory: inv, readings: gpu.Readings{Library: snapshot.Library}, stale: snapshot.StaleLibrary}
 	if snapshot.Known() {
 		s.readings = a.GPUs.Readings(ctx)
 	}

@@ -11,20 +11,22 @@ import (
 
 // uevents delivers when the kernel says that a device, a driver or a module
 // came or went. Nothing comes for a recorded machine, nor where the kernel
-// gives no such socket: then the next regular look finds out. The channel is
-// closed when ctx ends.
+// gives no such socket: then the channel is nil, and the next regular look finds
+// out. The channel is closed when ctx ends.
 func (a *Agent) uevents(ctx context.Context) <-chan struct{} {
-	out := make(chan struct{}, 1)
 	if !a.Root.Real() {
-		context.AfterFunc(ctx, func() { close(out) })
-		return out
+		return nil
 	}
 	socket, err := openUevents()
 	if err != nil {
 		a.Log.Warn("the kernel's device events cannot be heard; the machine is looked at every 30 s all the same", "err", err)
-		context.AfterFunc(ctx, func() { close(out) })
-		return out
+		return nil
 	}
+	return a.listen(ctx, socket)
+}
+
+func (a *Agent) listen(ctx context.Context, socket *os.File) <-chan struct{} {
+	out := make(chan struct{}, 1)
 	context.AfterFunc(ctx, func() { socket.Close() })
 	go func() {
 		defer close(out)
@@ -32,14 +34,15 @@ func (a *Agent) uevents(ctx context.Context) <-chan struct{} {
 		buf := make([]byte, 16<<10) // an event takes at most 2 KiB (UEVENT_BUFFER_SIZE)
 		for {
 			n, err := socket.Read(buf)
-			if err != nil && ctx.Err() != nil {
+			if ctx.Err() != nil {
 				return
 			}
-			// ENOBUFS: events were lost, so anything may have changed.
 			if err == nil && !telling(buf[:n]) {
 				continue
 			}
-			if err != nil && !isNoBuffers(err) {
+			// ENOBUFS: events were lost, so anything may have changed.
+			if err != nil && !errors.Is(err, unix.ENOBUFS) {
+				a.Log.Warn("the kernel's device events can no longer be heard", "err", err)
 				return
 			}
 			select {
@@ -85,5 +88,3 @@ func telling(event []byte) bool {
 	}
 	return false
 }
-
-func isNoBuffers(err error) bool { return errors.Is(err, unix.ENOBUFS) }
