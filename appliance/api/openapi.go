@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/bettercompute/bc/agent/wire"
 	"github.com/bettercompute/bc/appliance"
 	"github.com/danielgtaylor/huma/v2"
 )
@@ -28,13 +29,26 @@ const schemaPrefix = "#/components/schemas/"
 
 func newDocument() document {
 	huma.DefaultArrayNullable = false // an empty list is [], never null
-	r := huma.NewMapRegistry(schemaPrefix, huma.DefaultSchemaNamer)
+	r := huma.NewMapRegistry(schemaPrefix, schemaName)
 	r.RegisterTypeAlias(reflect.TypeFor[appliance.RawPolicy](), reflect.TypeFor[policyField]())
 	r.RegisterTypeAlias(reflect.TypeFor[appliance.Match](), reflect.TypeFor[matchField]())
 	r.RegisterTypeAlias(reflect.TypeFor[appliance.Time](), reflect.TypeFor[timeField]())
 	r.RegisterTypeAlias(reflect.TypeFor[appliance.QuotaMap](), reflect.TypeFor[countsField]())
 	r.RegisterTypeAlias(reflect.TypeFor[appliance.Amounts](), reflect.TypeFor[countsField]())
 	return document{registry: r, paths: map[string]*huma.PathItem{}, once: new(sync.Once)}
+}
+
+// schemaName keeps the words of nodes apart from those of people: both have a
+// CheckResult.
+func schemaName(t reflect.Type, hint string) string {
+	name := huma.DefaultSchemaNamer(t, hint)
+	for t.Kind() == reflect.Pointer || t.Kind() == reflect.Slice {
+		t = t.Elem()
+	}
+	if t.PkgPath() == reflect.TypeFor[wire.Hello]().PkgPath() {
+		return "Wire" + name
+	}
+	return name
 }
 
 // The stand-ins below give schemas to words that read and write JSON in a way

@@ -235,37 +235,17 @@ func (c *Control) updated(p *pool, in appliance.UpdatePool) (appliance.Pool, err
 	if in.Policy != nil {
 		next.Policy = *in.Policy
 	}
-	policy, err := plan.CheckPolicy(policyFacts(next, p.siteKind), next.Policy)
-	if err != nil {
-		return next, err
-	}
-	if policy.SingleTenant && !p.policy.SingleTenant {
-		if err := singleTenantHolds(p); err != nil {
-			return next, err
+	facts := policyFacts(next, p.siteKind)
+	for _, tenant := range sortedKeys(p.offers) {
+		if tenant != p.OwnerTenantID {
+			facts.Offers = append(facts.Offers, p.offers[tenant])
 		}
+	}
+	if _, err := plan.CheckPolicy(facts, next.Policy); err != nil {
+		return next, err
 	}
 	next.Version++
 	return next, nil
-}
-
-// singleTenantHolds refuses to make a pool single-tenant while more than one
-// other tenant, or an offer that includes descendants, holds it.
-func singleTenantHolds(p *pool) error {
-	others := 0
-	for tenant, o := range p.offers {
-		if o.IncludeDescendants {
-			return appliance.Refuse(appliance.InvalidState, "policy.singleTenant",
-				"policy: singleTenant: the offer to %s includes its descendants; offer the pool again without includeDescendants first", tenant)
-		}
-		if tenant != p.OwnerTenantID {
-			others++
-		}
-	}
-	if others > 1 {
-		return appliance.Refuse(appliance.InvalidState, "policy.singleTenant",
-			"policy: singleTenant: the pool is offered to %d tenants besides its owner; withdraw all but one offer first", others)
-	}
-	return nil
 }
 
 // ArchivePool retires a pool without disturbing what runs on it.
