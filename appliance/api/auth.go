@@ -47,7 +47,7 @@ func (x *exchange) caller(anonymous bool) (appliance.Caller, error) {
 		if err := sameOrigin.Check(x.r); err != nil {
 			return appliance.Caller{}, appliance.Refuse(appliance.AccessDenied, "", "a session's request came from another site").Because(err)
 		}
-		return x.checked(func() (appliance.Caller, error) { return s.Session(x.r) })
+		return x.session()
 	}
 	if anonymous {
 		if err := s.failures.allow(x.address(), s.Now()); err != nil {
@@ -59,6 +59,17 @@ func (x *exchange) caller(anonymous bool) (appliance.Caller, error) {
 }
 
 var sameOrigin = http.NewCrossOriginProtection()
+
+// session finds the caller of a console session. A session that ended is no
+// guess: a page left open would lock its whole address out.
+func (x *exchange) session() (appliance.Caller, error) {
+	caller, err := x.s.Session(x.r)
+	if appliance.CodeOf(err) == appliance.Unauthenticated {
+		return appliance.Caller{}, x.unauthenticated().Because(err)
+	}
+	caller.RequestID, caller.Address = x.id, x.address()
+	return caller, err
+}
 
 // checked asks for a caller unless the address has failed too often, and notes
 // the failure if this is another.

@@ -224,3 +224,37 @@ var looser = map[string]bool{
 }
 
 var deepPolicy = strings.Repeat(`{"a":`, 100) + `1` + strings.Repeat(`}`, 100)
+
+// Whatever the bytes, the reader refuses with INVALID_INPUT or takes what JSON
+// v2 alone takes too; it never panics, and no Go type is named.
+func FuzzDecode(f *testing.F) {
+	for _, body := range goodBodies {
+		f.Add([]byte(body))
+	}
+	for _, c := range badBodies {
+		f.Add([]byte(c.body))
+	}
+	inputs := thingInputs()
+	f.Fuzz(func(t *testing.T, body []byte) {
+		var in, plain thing
+		err := inputs.decode(body, reflect.ValueOf(&in).Elem())
+		if err != nil {
+			var e *appliance.Error
+			if !errors.As(err, &e) || e.Code != appliance.InvalidInput || e.Message == "" {
+				t.Fatalf("%q: %v", body, err)
+			}
+			for _, leak := range []string{"appliance.", "Go ", "json:", "reflect", "%!"} {
+				if strings.Contains(e.Message, leak) && !strings.Contains(string(body), leak) {
+					t.Fatalf("%q: %q leaks %q", body, e.Message, leak)
+				}
+			}
+			return
+		}
+		if err := json.Unmarshal(body, &plain, json.RejectUnknownMembers(true)); err != nil {
+			t.Fatalf("%q is taken, JSON v2 says %v", body, err)
+		}
+		if !reflect.DeepEqual(in, plain) {
+			t.Fatalf("%q: %+v, JSON v2 reads %+v", body, in, plain)
+		}
+	})
+}

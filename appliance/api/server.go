@@ -70,8 +70,10 @@ type Server struct {
 
 	// spec is what is wanted of a node if that is newer than a generation, and
 	// else a channel that is closed when it may be.
-	spec func(ctx context.Context, who appliance.Caller, nodeID string, after int64) (spec wire.NodeSpec, newer bool, changed <-chan struct{}, err error)
+	spec     func(ctx context.Context, who appliance.Caller, nodeID string, after int64) (spec wire.NodeSpec, newer bool, changed <-chan struct{}, err error)
 	stopOnce sync.Once
+	streams  atomic.Int64
+	beat     time.Duration // between heartbeats of a stream
 }
 
 type mount struct {
@@ -91,6 +93,9 @@ func (s *Server) init() {
 		s.stats = newStats()
 		s.failures = newFailures()
 		s.stopping = make(chan struct{})
+		if s.beat == 0 {
+			s.beat = heartbeat
+		}
 	})
 }
 
@@ -114,8 +119,10 @@ func (s *Server) Handler(t Transport) http.Handler {
 	if s.spec != nil {
 		mux.Method(http.MethodGet, "/agent/v1/spec", s.handle(t, "agent.spec", s.serveSpec))
 	}
-	mux.Method(http.MethodGet, "/healthz", s.handle(t, "healthz", s.serveHealth))
-	mux.Method(http.MethodGet, "/readyz", s.handle(t, "readyz", s.serveReady))
+	for _, method := range []string{http.MethodGet, http.MethodHead} {
+		mux.Method(method, "/healthz", s.handle(t, "healthz", s.serveHealth))
+		mux.Method(method, "/readyz", s.handle(t, "readyz", s.serveReady))
+	}
 	mux.Method(http.MethodGet, "/metrics", s.handle(t, "metrics", s.serveMetrics))
 	mux.Method(http.MethodGet, "/openapi.json", s.handle(t, "openapi", s.serveOpenAPI))
 	mux.Method(http.MethodGet, "/docs", s.handle(t, "docs", s.serveDocs))
@@ -125,19 +132,35 @@ func (s *Server) Handler(t Transport) http.Handler {
 			return nil
 		}))
 	}
-	mux.NotFound(s.handle(t, "none", func(x *exchange) error {
-		return appliance.Refuse(appliance.NotFound, "", "no such path: %s %s; the methods are listed at /docs", x.r.Method, clip(x.r.URL.Path, 100))
-	}))
-	mux.MethodNotAllowed(s.handle(t, "none", func(x *exchange) error {
-		allow := http.MethodGet
-		if mux.Match(chi.NewRouteContext(), http.MethodPost, x.r.URL.Path) {
-			allow = http.MethodPost
-		}
-		x.Header().Set("Allow", allow)
-		x.status = http.StatusMethodNotAllowed
-		return appliance.Refuse(appliance.InvalidInput, "", "%s takes %s, not %s", clip(x.r.URL.Path, 100), allow, clip(x.r.Method, 20))
-	}))
+	none := s.handle(t, "none", s.serveNone)
+	for _, pattern := range []string{"/v1/*", "/agent/*"} { // not the mounts' business
+		mux.Handle(pattern, none)
+	}
+	mux.NotFound(none)
+	mux.MethodNotAllowed(none)
 	return mux
+}
+
+// serveNone answers what no route takes.
+func (s *Server) serveNone(x *exchange) error {
+	path := x.r.URL.Path
+	allow := ""
+	switch path {
+	case "/v1/events", "/healthz", "/readyz", "/metrics", "/openapi.json", "/docs", "/agent/v1/spec":
+		allow = http.MethodGet
+	default:
+		for _, m := range s.methods {
+			if m.path == path {
+				allow = http.MethodPost
+			}
+		}
+	}
+	if allow == "" || allow == x.r.Method {
+		return appliance.Refuse(appliance.NotFound, "", "no such path: %s %s; the methods are listed at /docs", clip(x.r.Method, 20), clip(path, 100))
+	}
+	x.Header().Set("Allow", allow)
+	x.status = http.StatusMethodNotAllowed
+	return appliance.Refuse(appliance.InvalidInput, "", "%s takes %s, not %s", path, allow, clip(x.r.Method, 20))
 }
 
 // exchange is one request and its answer. It is the ResponseWriter of

@@ -479,3 +479,35 @@ func TestWiringMistakesPanic(t *testing.T) {
 		}()
 	}
 }
+
+func TestAMountTakesEverythingButTheAPI(t *testing.T) {
+	r := newRig(t, func(s *Server) {
+		s.Mount("/*", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path == "/panic" {
+				panic("in the console")
+			}
+			io.WriteString(w, "console")
+		}))
+	})
+	for _, c := range []struct {
+		method, path string
+		status       int
+		body         string
+	}{
+		{"GET", "/", 200, "console"},
+		{"POST", "/pools/new", 200, "console"},
+		{"GET", "/panic", 500, "INTERNAL"},
+		{"POST", "/v1/no.such", 404, "NOT_FOUND"},
+		{"GET", "/v1/things.list", 405, "INVALID_INPUT"},
+		{"GET", "/agent/v1/none", 404, "NOT_FOUND"},
+		{"HEAD", "/readyz", 200, ""},
+	} {
+		resp, body := send(t, r.tls, c.method, c.path, "{}")
+		if resp.StatusCode != c.status || !strings.Contains(body, c.body) || resp.Header.Get("X-Request-Id") == "" {
+			t.Errorf("%s %s: %d %s, want %d %s", c.method, c.path, resp.StatusCode, body, c.status, c.body)
+		}
+		if resp.ProtoMajor != 2 {
+			t.Errorf("TLS speaks %s, want HTTP/2", resp.Proto)
+		}
+	}
+}

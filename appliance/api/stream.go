@@ -6,7 +6,6 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/bettercompute/bc/appliance"
@@ -32,8 +31,6 @@ const (
 	heartbeat    = 15 * time.Second // proxies drop what is silent for long
 	streamWrites = 10 * time.Second // a reader slower than this for one batch is let go
 )
-
-var openStreams atomic.Int64
 
 // stream is one open /v1/events.
 type stream struct {
@@ -62,12 +59,12 @@ func (s *Server) serveEvents(x *exchange) error {
 	if err := st.where(); err != nil {
 		return err
 	}
-	if openStreams.Add(1) > maxStreams {
-		openStreams.Add(-1)
+	if s.streams.Add(1) > maxStreams {
+		s.streams.Add(-1)
 		return appliance.Refuse(appliance.RateLimited, "", "%d event streams are open, the most there may be; close one or use events.list", maxStreams).
 			With("retryAfterSeconds", 5)
 	}
-	defer openStreams.Add(-1)
+	defer s.streams.Add(-1)
 	s.stats.streams.Inc()
 	defer s.stats.streams.Dec()
 	ctx, cancel := s.Long(x.r.Context())
@@ -115,7 +112,7 @@ func (st *stream) where() error {
 // run sends until the caller goes, the server stops, or a read is refused.
 func (st *stream) run(ctx context.Context) error {
 	source := st.x.s.Events
-	beat := time.NewTicker(heartbeat)
+	beat := time.NewTicker(st.x.s.beat)
 	defer beat.Stop()
 	for {
 		// The order matters: what happens after the channel was taken wakes it,

@@ -8,7 +8,9 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/bettercompute/bc/appliance"
 )
@@ -219,5 +221,52 @@ func TestStreamEndsWithTheReasonWhenAReadIsRefused(t *testing.T) {
 	}
 	if n != 2 {
 		t.Errorf("%d items", n)
+	}
+}
+
+func TestASilentStreamIsKeptAliveAndEndsWhenItsKeyIsRevoked(t *testing.T) {
+	var revoked atomic.Bool
+	r := newRig(t, func(s *Server) {
+		s.Events, s.beat = newEventLog().source(), 10*time.Millisecond
+		s.Authenticate = func(ctx context.Context, bearer string) (appliance.Caller, error) {
+			if revoked.Load() {
+				return appliance.Caller{}, appliance.Refuse(appliance.Unauthenticated, "", "revoked")
+			}
+			return authenticate(ctx, bearer)
+		}
+	})
+	req, _ := http.NewRequestWithContext(t.Context(), "GET", r.tls.base+"/v1/events", nil) // the key's own tenant
+	req.Header.Set("Authorization", "Bearer "+memberKey)
+	resp, err := r.tls.http.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	beats, end := 0, ""
+	for lines := bufio.NewScanner(resp.Body); lines.Scan(); {
+		if strings.HasPrefix(lines.Text(), ": ") {
+			if beats++; beats == 3 {
+				revoked.Store(true)
+			}
+		}
+		if data, ok := strings.CutPrefix(lines.Text(), "data: "); ok {
+			end = data
+		}
+	}
+	if beats < 3 || !strings.Contains(end, "UNAUTHENTICATED") {
+		t.Errorf("%d heartbeats, ended with %q", beats, end)
+	}
+}
+
+func TestStreamsAreBounded(t *testing.T) {
+	r := newRig(t, func(s *Server) { s.Events = newEventLog().source() })
+	r.streams.Store(maxStreams)
+	for _, err := range r.unix.Events(t.Context(), "acme", -1) {
+		if appliance.CodeOf(err) != appliance.RateLimited {
+			t.Errorf("one stream too many: %v", err)
+		}
+	}
+	if n := r.streams.Load(); n != maxStreams {
+		t.Errorf("%d streams are counted after the refusal", n)
 	}
 }
