@@ -82,7 +82,7 @@ func TestFleetNeedsARecordedMachine(t *testing.T) {
 // A node that has joined and holds a binding takes at most 30 KiB, its share of
 // the connections and workers included.
 func TestFleetMemory(t *testing.T) {
-	const nodes, most = 500, 30 << 10
+	const nodes, most = 200, 30 << 10
 	l, err := dial("unix:/nowhere", nil, fleetConns)
 	if err != nil {
 		t.Fatal(err)

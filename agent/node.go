@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -92,6 +93,9 @@ func (n *node) take(raw json.RawMessage) error {
 	if spec.NodeID != n.book.NodeID {
 		return fmt.Errorf("the NodeSpec is for %q, and this is %q", spec.NodeID, n.book.NodeID)
 	}
+	if spec.Generation < n.spec.Generation && spec.Generation != n.latest {
+		return nil // a long poll's answer that a newer one has overtaken
+	}
 	if spec.Generation != n.spec.Generation {
 		n.log.Info("NodeSpec", "generation", spec.Generation, "units", len(spec.Units.Wanted())+len(spec.Units.Unknown),
 			"bindings", len(spec.Bindings))
@@ -144,8 +148,9 @@ func (n *node) forget() {
 	n.joined = false
 }
 
-// forgetMissing drops the GPUs that are not there. Only leaving the node does
-// so: a GPU that was taken out goes with the node that it was part of.
+// forgetMissing drops the GPUs that do not answer; the next look finds those that
+// are still there. Only leaving the node does so: a GPU that was taken out goes
+// with the node that it was part of.
 func (n *node) forgetMissing() {
 	n.inv.GPUs = present(n.inv.GPUs)
 	n.hash = inventory.Hash(n.inv)
@@ -153,7 +158,9 @@ func (n *node) forgetMissing() {
 }
 
 func present(gpus []wire.GPU) []wire.GPU {
-	return slices.DeleteFunc(slices.Clone(gpus), func(g wire.GPU) bool { return g.Health == wire.GPUMissing })
+	return slices.DeleteFunc(slices.Clone(gpus), func(g wire.GPU) bool {
+		return g.Health == wire.GPUMissing || g.Health == wire.GPULost
+	})
 }
 
 // hurry makes the next step due now, unless the server is being waited for.
@@ -264,7 +271,7 @@ func (n *node) join(ctx context.Context) error {
 		return err
 	}
 	if welcome.NodeID == "" {
-		return errNoPool{welcome.Reason}
+		return errNoPool{cmp.Or(welcome.Reason, "the control plane has no pool for this machine yet")}
 	}
 	if welcome.NodeID != n.book.NodeID {
 		n.forget()

@@ -269,6 +269,30 @@ func TestOlderGenerationOfARestoredServer(t *testing.T) {
 	})
 }
 
+// An answer that was on its way while a newer NodeSpec was taken up does not
+// bring the older one back.
+func TestOvertakenSpecIsNotTakenUp(t *testing.T) {
+	n := newNode(nil, slog.New(slog.DiscardHandler), ledger{NodeID: "node_1"}, time.Second)
+	for _, step := range []struct {
+		latest     int64 // as a heartbeat's answer said
+		spec, want int64
+	}{
+		{2, 2, 2}, {3, 3, 3}, {3, 2, 3}, {3, 4, 4}, {1, 3, 4}, {1, 1, 1}, {1, 2, 2},
+	} {
+		n.latest = step.latest
+		raw, err := json.Marshal(wire.NodeSpec{NodeID: "node_1", Generation: step.spec})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := n.take(raw); err != nil {
+			t.Fatal(err)
+		}
+		if n.spec.Generation != step.want {
+			t.Errorf("after %+v generation %d is in force", step, n.spec.Generation)
+		}
+	}
+}
+
 // What is meant for another node, or is no NodeSpec at all, is not taken up and
 // does not make the agent poll without a pause.
 func TestForeignSpecIsNotTakenUp(t *testing.T) {
