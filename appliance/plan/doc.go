@@ -11,4 +11,8 @@
 // bookings that it holds, never on the order in which they came, so Release
 // undoes Book, Book undoes Release, and putting the previous facts of a node
 // back undoes PutNode.
+//
+// Policy: start at [CheckPolicy], which refuses what no host could be given,
+// then [Units], [NodeUnits] and [NodeSpec], which say what a host is given, and
+// [Rows], which says what of it can be booked.
 package plan

@@ -34,13 +34,13 @@ type Decision struct {
 //
 // Only nodes of role host that take bookings count, whose attributes match the
 // selector and which have enough free: atoms of healthy GPUs, and rows, whose
-// totals have the ratio applied. Of those, with all else equal the first by
-// hostname, it takes
+// totals have the ratio applied (a node without the row has none of it). Of
+// those, with all else equal the first by hostname, it takes
 //
-//   - for GPUs the node with the fewest free atoms left over; then the one whose
-//     free GPUs are best joined by NVLink and memory node (see choose); then one
-//     with enough CPUs on the GPUs' memory nodes. The last is looked for among
-//     the first nodes only (lookAhead) and not to the end of a large pool.
+//   - for GPUs the node with the fewest free atoms left over; then, for whole
+//     GPUs, the one where they share NVLink, then a memory node, and break the
+//     fewest whole groups; then one with enough CPUs on the GPUs' memory nodes,
+//     which is looked for 64 nodes far and not to the end of a large pool.
 //   - for host resources alone a node without GPUs; then one that keeps the
 //     default host share of its free GPUs; then the one with the fewest free
 //     GPUs, and the least left over.

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -238,6 +239,9 @@ func TestPlaceTakesTheTightestBestJoinedGPUs(t *testing.T) {
 					t.Fatal(err)
 				}
 			}, asking("vcpu=2"), "b",
+		},
+		"host resources where the second one is tightest": {
+			[]Node{box("a", 0), box("b", 0, func(n *Node) { n.Rows[1].Total = 40 }), box("c", 0)}, nil, asking("vcpu=2 memoryGiB=8"), "b",
 		},
 		"a whole machine, wholly free": {
 			[]Node{box("a", 2), box("b", 4)}, taken("a-1"), asking("gpu=2", func(r *Request) { r.Binding = appliance.BindNode }), "b-0 b-1 b-2 b-3",
@@ -499,6 +503,28 @@ func TestPlaceLooksPastNodesWithFarCPUs(t *testing.T) {
 			t.Errorf("behind %d nodes with far CPUs it goes to %s, not to %s", nodes, got, want)
 		}
 	}
+}
+
+// TestReadsRunSideBySide is for the race detector: readers share what layouts
+// remember.
+func TestReadsRunSideBySide(t *testing.T) {
+	x := indexOf(t, box("a", 8, joined(4)), box("b", 8, joined(2)))
+	want := where(x.Place(asking("gpu=1 vcpu=1")))
+	x = indexOf(t, box("a", 8, joined(4)), box("b", 8, joined(2)))
+	var group sync.WaitGroup
+	for range 4 {
+		group.Go(func() {
+			for gpus := 1; gpus <= 8; gpus++ {
+				x.Place(asking(fmt.Sprintf("gpu=%d vcpu=1", gpus)))
+				x.Explain(asking(fmt.Sprintf("gpu=%d", gpus), func(r *Request) { r.Selector = appliance.Selector{"rack": {Equals: "1"}} }))
+				x.Capacity("pool", nil)
+			}
+			if got := where(x.Place(asking("gpu=1 vcpu=1"))); got != want {
+				t.Errorf("it goes to %s, not to %s", got, want)
+			}
+		})
+	}
+	group.Wait()
 }
 
 // TestChooseOfManyGPUs holds the search that cannot try every set to what is

@@ -229,6 +229,9 @@ func (h *history) release(t *rapid.T) {
 // order.
 func (h *history) check(t *rapid.T) {
 	must(t, h.x.Check())
+	if held, free := len(h.x.classes.held), len(h.x.freeClasses); int(h.x.classCount) != held+free {
+		t.Fatalf("of %d numbers of classes %d are held and %d are free", h.x.classCount, held, free)
+	}
 	other := NewIndex()
 	for _, id := range rapid.Permutation(slices.Sorted(maps.Keys(h.m.nodes))).Draw(t, "nodes") {
 		_, err := other.PutNode(h.m.nodes[id])
