@@ -193,6 +193,8 @@ func TestUnitsAreAnsweredHonestly(t *testing.T) {
 	if u := units[0]; u.Kind != wire.UnitCPU || !u.Since.Equal(before) {
 		t.Errorf("the unit that stayed says %+v, it was so since %v", u, before)
 	}
+	c.want(wire.NodeSpec{})
+	c.await(t, "no unit left", func() bool { return c.only().taken == 3 && len(c.only().units) == 0 })
 }
 
 func TestUnknownUnitIsUnsupported(t *testing.T) {

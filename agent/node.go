@@ -45,8 +45,9 @@ type node struct {
 	interval time.Duration
 	latest   int64 // the newest generation that the server spoke of
 	owes     owed
-	told     int64     // the generation of the last heartbeat
-	due      time.Time // of the next step
+	told     int64           // the generation of the last heartbeat
+	dropped  []wire.UnitKind // no longer wanted, not told yet
+	due      time.Time       // of the next step
 	retry    backoff
 	saying   string // what the log said last
 }
@@ -118,6 +119,7 @@ func (n *node) judge() {
 		return // nothing is known of the machine yet
 	}
 	if units := answerUnits(n.spec.Units, n.manageHost, n.book.Units, now); !slices.Equal(units, n.book.Units) {
+		n.dropped = append(n.dropped, gone(n.book.Units, units)...)
 		n.book.Units, n.owes.units = units, true
 		n.hurry()
 	}
@@ -275,6 +277,7 @@ func (n *node) join(ctx context.Context) error {
 	}
 	if welcome.NodeID != n.book.NodeID {
 		n.forget()
+		n.forgetMissing()
 	}
 	n.book.NodeID, n.book.PoolID = welcome.NodeID, welcome.PoolID
 	if welcome.Credential != "" {
@@ -286,7 +289,7 @@ func (n *node) join(ctx context.Context) error {
 	}
 	n.joined = true
 	n.session++
-	n.owes = owed{units: true, checks: true, bindings: true} // the inventory went with the hello
+	n.owes = owed{inventory: n.hash != hello.InventoryHash, units: true, checks: true, bindings: true}
 	n.judge()
 	return nil
 }
@@ -308,7 +311,7 @@ func (n *node) beat(ctx context.Context) (time.Duration, error) {
 	if err != nil {
 		return 0, err
 	}
-	n.owes, n.told = owed{}, n.spec.Generation
+	n.owes, n.told, n.dropped = owed{}, n.spec.Generation, nil
 	n.heed(reply)
 	if reply.RetrySeconds > 0 {
 		return min(time.Duration(min(reply.RetrySeconds, 3600))*time.Second, maxRetry), nil
@@ -319,7 +322,7 @@ func (n *node) beat(ctx context.Context) (time.Duration, error) {
 func (n *node) heartbeat() wire.Heartbeat {
 	h := wire.Heartbeat{NodeID: n.book.NodeID, InventoryHash: n.hash, Generation: n.spec.Generation}
 	if n.owes.units {
-		h.Units = whole(n.book.Units)
+		h.Units = withGone(n.book.Units, n.dropped)
 	}
 	if n.owes.checks {
 		h.Checks = whole(n.book.Checks)

@@ -294,8 +294,11 @@ func (c *fakeControl) heartbeat(credential string, in wire.Heartbeat, size int) 
 		c.beats = append(c.beats, in)
 		n.beats++
 		n.taken = in.Generation
-		if in.Units != nil {
-			n.units = in.Units
+		for _, u := range in.Units { // an empty state: no longer wanted
+			n.units = slices.DeleteFunc(slices.Clone(n.units), func(old wire.UnitStatus) bool { return old.Kind == u.Kind })
+			if u.State != "" {
+				n.units = append(n.units, u)
+			}
 		}
 		if in.Checks != nil {
 			n.checks = in.Checks

@@ -34,3 +34,26 @@ func answerUnits(wanted wire.Units, manageHost bool, before []wire.UnitStatus, n
 	}
 	return out
 }
+
+// gone lists the kinds that are in before and not in now.
+func gone(before, now []wire.UnitStatus) (kinds []wire.UnitKind) {
+	for _, b := range before {
+		if !slices.ContainsFunc(now, func(s wire.UnitStatus) bool { return s.Kind == b.Kind }) {
+			kinds = append(kinds, b.Kind)
+		}
+	}
+	return kinds
+}
+
+// withGone is what a heartbeat says of units: those that are wanted, and with
+// an empty state those that are not. Every known kind is named, so that the
+// control plane keeps no status of a unit from a time it no longer remembers.
+func withGone(units []wire.UnitStatus, dropped []wire.UnitKind) []wire.UnitStatus {
+	out := slices.Clone(units)
+	for _, kind := range slices.Concat(wire.UnitKinds, dropped) {
+		if !slices.ContainsFunc(out, func(s wire.UnitStatus) bool { return s.Kind == kind }) {
+			out = append(out, wire.UnitStatus{Kind: kind})
+		}
+	}
+	return out
+}
