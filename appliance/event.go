@@ -47,7 +47,9 @@ const (
 	EventPolicyPut     EventType = "policy.put"
 	EventPolicyDeleted EventType = "policy.deleted"
 
+	EventBudgetUpdated  EventType = "budget.updated"
 	EventBudgetExceeded EventType = "budget.exceeded"
+	EventRateUpdated    EventType = "rate.updated"
 )
 
 // Event is one thing that happened. Sequence numbers rise without a gap.

@@ -57,6 +57,7 @@ type Reservation struct {
 	Nodes      int               `json:"nodes"`
 	Selector   Selector          `json:"selector,omitempty"`
 	Binding    BindingKind       `json:"binding" enum:"hold,node,kubernetes,instance"`
+	MIGProfile string            `json:"migProfile,omitempty" doc:"Of the MIG instances that are booked."`
 	Booked     Amounts           `json:"booked" doc:"As booked, host share included."`
 	Placements []Placement       `json:"placements"`
 	CreatedBy  string            `json:"createdBy"`

@@ -51,6 +51,12 @@ func Register(s *Server, c *control.Control) {
 	verb(do, "reservations.extend", appliance.ReservationsManage, "Move a reservation's end later.", c.ExtendReservation)
 	verb(do, "reservations.shorten", appliance.ReservationsManage, "Move a reservation's end earlier.", c.ShortenReservation)
 	verb(do, "reservations.explain", appliance.ReservationsRead, "Say why a reservation is where it is, and what would help.", c.ExplainReservation)
+	verb(do, "usage.query", appliance.UsageRead, "Integrate what was held over a window of time.", c.QueryUsage)
+	verb(do, "usage.export", appliance.UsageRead, "The same as CSV.", c.ExportUsage)
+	verb(do, "rates.set", appliance.RatesManage, "Set what one unit of a meter costs in the tenant's pools.", c.SetRate)
+	verb(do, "rates.list", appliance.RatesRead, "List the rates of the tenant's pools.", c.ListRates)
+	verb(do, "budgets.set", appliance.BudgetsManage, "Set the most that a tenant's usage may cost in a period.", c.SetBudget)
+	verb(do, "budgets.list", appliance.BudgetsRead, "List the tenant's budgets with what is spent of them.", c.ListBudgets)
 
 	verb(do, "events.list", appliance.EventsRead, "List what happened to the tenant and in the pools it sees.", c.ListEvents)
 

@@ -191,6 +191,11 @@ func (c *Control) UpdatePool(ctx context.Context, who appliance.Caller, in appli
 		if err != nil {
 			return err
 		}
+		if next.GPUModel != p.GPUModel {
+			if err := c.cutMeters(tx, p); err != nil {
+				return err
+			}
+		}
 		if err := tx.UpdatePool(next); err != nil {
 			return err
 		}
@@ -237,7 +242,7 @@ func (c *Control) updated(p *pool, in appliance.UpdatePool) (appliance.Pool, err
 	}
 	facts := policyFacts(next, p.siteKind)
 	for _, tenant := range sortedKeys(p.offers) {
-		if tenant != p.OwnerTenantID {
+		if tenant != p.OwnerTenantID || p.offers[tenant].IncludeDescendants {
 			facts.Offers = append(facts.Offers, p.offers[tenant])
 		}
 	}

@@ -34,6 +34,11 @@ func (c *Control) CreateReservation(ctx context.Context, who appliance.Caller, i
 				return sameAsked(there.Reservation, r, in.IdempotencyKey)
 			}
 		}
+		if checksBudget(p, r.TenantID) {
+			if err := c.billingCheck(tx, r.TenantID); err != nil {
+				return err
+			}
+		}
 		if short := c.mem.short(r.TenantID, p.ID, r.Resources); len(short) > 0 {
 			return quotaExceeded(short[0])
 		}
@@ -242,7 +247,7 @@ func (c *Control) tryPlace(tx *store.Tx, tr trail, p *pool, r *store.Claim) (boo
 	m.mu.Lock()
 	d, fits := m.index.Place(request(p, r.Reservation))
 	if fits {
-		r.Placements, r.Booked = d.Placements, d.Booked
+		r.Placements, r.Booked, r.MIGProfile = d.Placements, d.Booked, d.Profile
 		if err := m.index.Book(bookingOf(r.Reservation)); err != nil {
 			m.mu.Unlock()
 			return false, err
@@ -342,6 +347,9 @@ func (c *Control) end(tx *store.Tx, tr trail, r *store.Claim, reason, message st
 	from, now, p := r.State, c.now(), c.mem.pool(r.PoolID)
 	kind := appliance.EventReservationEnded
 	if from.Booked() {
+		if err := c.meterEnd(tx, p, r.Reservation, now); err != nil {
+			return false, err
+		}
 		if err := c.giveBack(tx, r.Reservation); err != nil {
 			return false, err
 		}
@@ -490,7 +498,7 @@ func (c *Control) ReleaseReservation(ctx context.Context, who appliance.Caller, 
 
 // ExtendReservation moves the end later, ShortenReservation earlier.
 func (c *Control) ExtendReservation(ctx context.Context, who appliance.Caller, in appliance.MoveReservation) (appliance.Reservation, error) {
-	return c.moveEnd(ctx, who, in, func(before, after *appliance.Time) error {
+	return c.moveEnd(ctx, who, in, true, func(before, after *appliance.Time) error {
 		if before == nil {
 			return appliance.Refuse(appliance.InvalidState, "expiresAt", "expiresAt: the reservation has no end that could move later")
 		}
@@ -503,7 +511,7 @@ func (c *Control) ExtendReservation(ctx context.Context, who appliance.Caller, i
 
 // ShortenReservation moves the end earlier, not before now.
 func (c *Control) ShortenReservation(ctx context.Context, who appliance.Caller, in appliance.MoveReservation) (appliance.Reservation, error) {
-	return c.moveEnd(ctx, who, in, func(before, after *appliance.Time) error {
+	return c.moveEnd(ctx, who, in, false, func(before, after *appliance.Time) error {
 		if before != nil && after.After(before.Time) {
 			return appliance.Invalid("expiresAt", "is after the present end; extend moves it later")
 		}
@@ -511,7 +519,7 @@ func (c *Control) ShortenReservation(ctx context.Context, who appliance.Caller, 
 	})
 }
 
-func (c *Control) moveEnd(ctx context.Context, who appliance.Caller, in appliance.MoveReservation, legal func(before, after *appliance.Time) error) (out appliance.Reservation, err error) {
+func (c *Control) moveEnd(ctx context.Context, who appliance.Caller, in appliance.MoveReservation, longer bool, legal func(before, after *appliance.Time) error) (out appliance.Reservation, err error) {
 	err = c.write(ctx, who, appliance.ReservationsManage, in.TenantID, in.ReservationID, func(tx *store.Tx) error {
 		r, tr, err := c.mayOwn(tx, who, appliance.ReservationsManage, in.TenantID, in.ReservationID)
 		if err != nil {
@@ -529,6 +537,11 @@ func (c *Control) moveEnd(ctx context.Context, who appliance.Caller, in applianc
 		}
 		if err := legal(r.ExpiresAt, end); err != nil {
 			return err
+		}
+		if longer && checksBudget(c.mem.pool(r.PoolID), r.TenantID) {
+			if err := c.billingCheck(tx, r.TenantID); err != nil {
+				return err
+			}
 		}
 		r.ExpiresAt = end
 		c.setExpiry(tx, r.ID, end)

@@ -37,6 +37,7 @@ func Tasks(c *control.Control, interval, retry time.Duration) []Task {
 		{"pending.all", retry, nil, plain(c.RetryAll)},
 		{"expiry", interval, c.ExpiriesChanged, c.ExpireDue},
 		{"liveness", min(interval, 5*time.Second), nil, plain(c.CheckLiveness)},
+		{"budgets", interval, nil, plain(c.WatchBudgets)},
 		{"keys", time.Minute, nil, plain(c.NoteKeyUse)},
 	}
 }
