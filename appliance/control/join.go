@@ -32,8 +32,11 @@ func (c *Control) poolFor(ctx context.Context, h wire.Hello) (poolID, reason str
 		return "", fmt.Sprintf("this machine has GPUs of several models (%s), and a pool holds one: take some out, or give them one family with [gpu.aliases]", strings.Join(families, ", ")), nil
 	}
 	var fits []string
-	empty := true
+	empty, removed := true, false
 	err = c.Store.Read(ctx, func(tx *store.Tx) error {
+		if removed, err = tx.WasRemoved(h.MachineID); err != nil || removed {
+			return err
+		}
 		pools, err := tx.OwnedPools(owner)
 		for _, p := range pools {
 			if p.SiteID != site.ID {
@@ -49,6 +52,8 @@ func (c *Control) poolFor(ctx context.Context, h wire.Hello) (poolID, reason str
 	switch {
 	case err != nil:
 		return "", "", err
+	case removed:
+		return "", "this machine was removed from its pool; bcd run --pool POOL joins it again", nil
 	case len(fits) == 1:
 		return fits[0], "", nil
 	case len(fits) > 1:

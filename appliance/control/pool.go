@@ -285,6 +285,9 @@ func (c *Control) archive(tx *store.Tx, tr trail, p *pool, reason string) (*pool
 		}
 		unoffered = append(unoffered, tenant)
 	}
+	if _, err := tx.DropOffer(p.ID, p.OwnerTenantID); err != nil {
+		return nil, err
+	}
 	if err := tx.ArchivePool(p.ID, at); err != nil {
 		return nil, err
 	}

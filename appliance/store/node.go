@@ -144,3 +144,10 @@ func (tx *Tx) NodesUnwell(limit int) ([]NodeRecord, error) {
 				AND value ->> 'reason' <> 'UnitOpen'))
 		ORDER BY id LIMIT ?`, limit)
 }
+
+// WasRemoved tells whether a machine was a node that was removed.
+func (tx *Tx) WasRemoved(machineID string) (bool, error) {
+	var n int
+	err := tx.QueryRow(`SELECT count(*) FROM nodes WHERE machine_id = ? AND removed_at IS NOT NULL`, machineID).Scan(&n)
+	return n > 0, err
+}
