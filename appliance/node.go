@@ -63,7 +63,7 @@ type Condition struct {
 
 // Node is one machine, joined to exactly one pool.
 type Node struct {
-	ID          string            `json:"id" example:"node_01k5c0000000000000000000000"`
+	ID          string            `json:"id" example:"node_01k5c000000000000000000000"`
 	PoolID      string            `json:"poolId"`
 	Hostname    string            `json:"hostname"`
 	Role        NodeRole          `json:"role" enum:"host,dedicated"`

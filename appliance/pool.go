@@ -67,7 +67,7 @@ const (
 // Pool groups the nodes of one site under one GPU model, sharing mode and
 // policy, as one tenant sees it.
 type Pool struct {
-	ID                string    `json:"id" example:"pool_01k5c0000000000000000000000"`
+	ID                string    `json:"id" example:"pool_01k5c000000000000000000000"`
 	Name              string    `json:"name,omitempty" doc:"Unique among the owner's live pools; stands for the id in the CLI."`
 	OwnerTenantID     string    `json:"ownerTenantId"`
 	SiteID            string    `json:"siteId"`

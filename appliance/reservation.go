@@ -45,7 +45,7 @@ const (
 
 // Reservation is a tenant's claim on a pool.
 type Reservation struct {
-	ID         string            `json:"id" example:"res_01k5c0000000000000000000000"`
+	ID         string            `json:"id" example:"res_01k5c000000000000000000000"`
 	TenantID   string            `json:"tenantId"`
 	PoolID     string            `json:"poolId"`
 	Name       string            `json:"name,omitempty"`

@@ -15,7 +15,7 @@ const (
 
 // Site is where machines stand.
 type Site struct {
-	ID            string   `json:"id" example:"site_01k5c0000000000000000000000"`
+	ID            string   `json:"id" example:"site_01k5c000000000000000000000"`
 	OwnerTenantID string   `json:"ownerTenantId"`
 	Kind          SiteKind `json:"kind" enum:"custom,shared,dedicated"`
 	Name          string   `json:"name"`

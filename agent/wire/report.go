@@ -76,7 +76,8 @@ const (
 	Failed        UnitState = "Failed"
 )
 
-// UnitStatus is what became of one unit.
+// UnitStatus is what became of one unit. An empty state says that the unit is
+// no longer wanted and that what it changed was put back.
 type UnitStatus struct {
 	Kind   UnitKind  `json:"kind"`
 	State  UnitState `json:"state"`

@@ -323,13 +323,11 @@ func (c *Control) Spec(ctx context.Context, who appliance.Caller, nodeID string,
 		return spec, false, nil, err
 	}
 	wait = c.Store.ChangedIn(nodeID)
-	c.mem.mu.RLock()
-	n := c.mem.nodes[nodeID]
-	c.mem.mu.RUnlock()
-	if n == nil {
+	generation, ok := c.mem.generation(nodeID)
+	if !ok {
 		return spec, false, nil, appliance.NoSuch("node")
 	}
-	if n.generation <= after {
+	if generation <= after {
 		return spec, false, wait, nil
 	}
 	err = c.Store.Read(ctx, func(tx *store.Tx) error {
@@ -342,9 +340,24 @@ func (c *Control) Spec(ctx context.Context, who appliance.Caller, nodeID string,
 	}
 	c.mem.mu.RLock()
 	defer c.mem.mu.RUnlock()
-	spec.Version, spec.Generation = wire.Version, c.mem.nodes[nodeID].generation
+	n := c.mem.nodes[nodeID]
+	if n == nil { // removed since
+		return spec, false, nil, appliance.NoSuch("node")
+	}
+	spec.Version, spec.Generation = wire.Version, n.generation
 	spec.Bindings = c.mem.bindings(nodeID)
 	return spec, true, wait, nil
+}
+
+// generation is that of a node's NodeSpec.
+func (m *memory) generation(nodeID string) (int64, bool) {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	n := m.nodes[nodeID]
+	if n == nil {
+		return 0, false
+	}
+	return n.generation, true
 }
 
 // bindings are the node's live bookings as its agent enforces them.
@@ -369,8 +382,8 @@ func (c *Control) CheckLiveness(ctx context.Context) error {
 	m := &c.mem
 	m.mu.RLock()
 	var silent []string
-	for id, n := range m.nodes {
-		if n.state != appliance.NodeUnreachable && c.Now().Sub(n.seen) > c.Settings.UnreachableAfter {
+	for id := range m.nodes {
+		if c.silent(id) {
 			silent = append(silent, id)
 		}
 	}
@@ -378,6 +391,12 @@ func (c *Control) CheckLiveness(ctx context.Context) error {
 	slices.Sort(silent)
 	for _, id := range silent {
 		err := c.Store.Write(ctx, func(tx *store.Tx) error {
+			m.mu.RLock()
+			still := c.silent(id) // a heartbeat may have come since
+			m.mu.RUnlock()
+			if !still {
+				return nil
+			}
 			rec, err := tx.Node(id)
 			if err != nil {
 				return err
@@ -398,4 +417,11 @@ func (c *Control) CheckLiveness(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// silent tells whether a node has not been heard of for too long and is not
+// marked so yet. The caller holds mu.
+func (c *Control) silent(id string) bool {
+	n := c.mem.nodes[id]
+	return n != nil && n.state != appliance.NodeUnreachable && c.Now().Sub(n.seen) > c.Settings.UnreachableAfter
 }

@@ -30,7 +30,8 @@ type memory struct {
 	stirred  map[string]bool      // pools in which something changed that those may wait for
 	expiries map[string]appliance.Time
 
-	dirtyQuotas map[quotaKey]bool // since the last commit
+	// Counters to write with the next commit. The writer alone touches these.
+	dirtyQuotas map[quotaKey]bool
 	dirtyNodes  map[string]bool
 }
 
@@ -281,49 +282,55 @@ func (m *memory) short(tenant, poolID string, amounts appliance.Amounts) []appli
 }
 
 // flush writes the counters that changed in a batch: one row each, however
-// many bookings changed it. It is the store's BeforeCommit.
+// many bookings changed it. It is the store's BeforeCommit. It runs on the
+// writer, which alone changes what it reads, and so takes no lock: readers are
+// not held up by the file.
 func (c *Control) flush(tx *store.Tx) error {
 	if err := c.flushQuotas(tx); err != nil {
 		return err
 	}
 	m := &c.mem
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for _, id := range slices.Sorted(maps.Keys(m.dirtyNodes)) {
+	dirty := sortedKeys(m.dirtyNodes)
+	stayDirty(tx, m.dirtyNodes, dirty)
+	clear(m.dirtyNodes)
+	for _, id := range dirty {
 		n := m.nodes[id]
 		if n == nil { // removed in this batch
 			continue
 		}
-		if err := tx.PutLedger(store.NodeLedger{NodeID: id, Generation: n.generation, Resources: m.rows(id)}); err != nil {
+		if err := tx.PutLedger(store.NodeLedger{NodeID: id, Generation: n.generation, Resources: m.index.Rows(id)}); err != nil {
 			return err
 		}
 	}
-	clear(m.dirtyNodes)
 	return nil
 }
 
 func (c *Control) flushQuotas(tx *store.Tx) error {
 	m := &c.mem
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for k := range m.dirtyQuotas {
+	dirty := slices.Collect(maps.Keys(m.dirtyQuotas))
+	stayDirty(tx, m.dirtyQuotas, dirty)
+	clear(m.dirtyQuotas)
+	for _, k := range dirty {
 		if q := m.quotas[k]; q != nil {
 			if err := tx.SetQuotaUsed(k.tenant, k.pool, k.resource, q.used); err != nil {
 				return err
 			}
 		}
 	}
-	clear(m.dirtyQuotas)
 	return nil
 }
 
-// rows are a node's counted resources with what is booked of them.
-func (m *memory) rows(nodeID string) []appliance.ResourceRow {
-	facts, ok := m.index.Node(nodeID)
-	if !ok {
-		return nil
+// stayDirty marks counters again when the write that flushes them is rolled
+// back: earlier writes of the batch, which stand, may have changed them too.
+func stayDirty[K comparable](tx *store.Tx, dirty map[K]bool, keys []K) {
+	if len(keys) == 0 {
+		return
 	}
-	return facts.Rows
+	tx.Undo(func() {
+		for _, k := range keys {
+			dirty[k] = true
+		}
+	})
 }
 
 // dirty marks a node whose bookings or spec changed: its generation rises once

@@ -100,7 +100,7 @@ func (c *Control) viewNode(tx *store.Tx, rec store.NodeRecord, tenant string) (a
 		at := appliance.At(live.seen)
 		n.SeenAt = &at
 	}
-	if rows := m.rows(rec.ID); rows != nil {
+	if rows := m.index.Rows(rec.ID); rows != nil {
 		n.Resources = rows
 	}
 	holders := map[string][]string{}

@@ -99,11 +99,41 @@ func (c *Control) retryPool(ctx context.Context, poolID string) error {
 	c.mem.mu.RUnlock()
 	for _, w := range queue {
 		err := c.Store.Write(ctx, func(tx *store.Tx) error { return c.retry(tx, w.id) })
+		if err == nil {
+			_, err = c.noteWhy(ctx, w.id)
+		}
 		if err != nil && !isNotFound(err) {
 			return fmt.Errorf("retry reservation %s: %w", w.id, err)
 		}
 	}
 	return nil
+}
+
+// noteWhy writes down why a reservation is still pending, if that has changed,
+// and gives it. Explaining looks at every node of the pool, so it is not done
+// on the writer.
+func (c *Control) noteWhy(ctx context.Context, id string) (string, error) {
+	var r store.Claim
+	err := c.Store.Read(ctx, func(tx *store.Tx) (err error) {
+		r, err = tx.Reservation(id)
+		return err
+	})
+	if err != nil || r.State != appliance.Pending {
+		return r.Message, err
+	}
+	why := c.whyPending(c.mem.pool(r.PoolID), r.Reservation)
+	if why == r.Message {
+		return why, nil
+	}
+	return why, c.Store.Write(ctx, func(tx *store.Tx) error {
+		r, err := tx.Reservation(id)
+		if err != nil || r.State != appliance.Pending {
+			return err
+		}
+		r.Message = why
+		_, err = tx.UpdateReservation(r, appliance.Pending)
+		return err
+	})
 }
 
 func (c *Control) retry(tx *store.Tx, id string) error {
@@ -131,14 +161,7 @@ func (c *Control) retry(tx *store.Tx, id string) error {
 			if ok, err := tx.UpdateReservation(r, appliance.Pending); err != nil || !ok {
 				return orMoved(err, r.ID)
 			}
-			return nil
 		}
 	}
-	why := c.whyPending(p, r.Reservation)
-	if why == r.Message {
-		return nil
-	}
-	r.Message = why
-	_, err = tx.UpdateReservation(r, appliance.Pending)
-	return err
+	return nil
 }

@@ -49,6 +49,9 @@ func (c *Control) CreateReservation(ctx context.Context, who appliance.Caller, i
 		out, err = c.insertReservation(tx, tr, p, r)
 		return err
 	})
+	if err == nil && out.State == appliance.Pending && !in.DryRun {
+		out.Message, err = c.noteWhy(ctx, out.ID)
+	}
 	return out, err
 }
 
@@ -212,7 +215,7 @@ func (c *Control) insertReservation(tx *store.Tx, tr trail, p *pool, r appliance
 		return r, err
 	}
 	if !placed {
-		claim.Message = c.whyPending(p, claim.Reservation)
+		claim.Message = "waiting for resources"
 		c.enqueue(tx, claim)
 	}
 	if r.ExpiresAt != nil {

@@ -216,10 +216,8 @@ func (c *Control) place(tx *store.Tx, p *pool, rec *store.NodeRecord, inv wire.I
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	allocated := map[string]int{}
-	if was, ok := m.index.Node(rec.ID); ok {
-		for _, r := range was.Rows {
-			allocated[r.Resource] = r.Allocated
-		}
+	for _, r := range m.index.Rows(rec.ID) {
+		allocated[r.Resource] = r.Allocated
 	}
 	facts.Rows = plan.Rows(p.Class, rec.Control, p.policy, inv, allocated)
 	previous, err := m.index.PutNode(facts)

@@ -57,6 +57,17 @@ func (c *Control) forSubtenant(tx *store.Tx, who appliance.Caller, action applia
 	return c.may(who, action, tenant, nil, subject)
 }
 
+// forManaged decides whether a tenant may be suspended, resumed or deleted.
+// That is for those above it: it is decided on its parent, so a tenant's own
+// owner may not. Root, which has none above, is the local operator's.
+func (c *Control) forManaged(tx *store.Tx, who appliance.Caller, in appliance.TenantRef) (trail, error) {
+	if _, err := c.forSubtenant(tx, who, appliance.TenantsRead, in.TenantID, in.ID); err != nil {
+		return trail{}, err
+	}
+	t, _ := c.mem.tenant(in.ID)
+	return c.may(who, appliance.TenantsManage, in.TenantID, nil, t.ParentID)
+}
+
 // GetTenant shows a tenant at or below the caller's.
 func (c *Control) GetTenant(ctx context.Context, who appliance.Caller, in appliance.TenantRef) (t appliance.Tenant, err error) {
 	err = c.Store.Read(ctx, func(tx *store.Tx) error {
@@ -97,7 +108,7 @@ func (c *Control) ResumeTenant(ctx context.Context, who appliance.Caller, in app
 
 func (c *Control) moveTenant(ctx context.Context, who appliance.Caller, in appliance.TenantRef, to appliance.TenantState, kind appliance.EventType) (t appliance.Tenant, err error) {
 	err = c.write(ctx, who, appliance.TenantsManage, in.TenantID, in.ID, func(tx *store.Tx) error {
-		tr, err := c.forSubtenant(tx, who, appliance.TenantsManage, in.TenantID, in.ID)
+		tr, err := c.forManaged(tx, who, in)
 		if err != nil {
 			return err
 		}
@@ -144,7 +155,7 @@ func (c *Control) putTenantState(tx *store.Tx, tr trail, t appliance.Tenant, kin
 // to its end. Its id is never used again.
 func (c *Control) DeleteTenant(ctx context.Context, who appliance.Caller, in appliance.TenantRef) (t appliance.Tenant, err error) {
 	err = c.write(ctx, who, appliance.TenantsManage, in.TenantID, in.ID, func(tx *store.Tx) error {
-		tr, err := c.forSubtenant(tx, who, appliance.TenantsManage, in.TenantID, in.ID)
+		tr, err := c.forManaged(tx, who, in)
 		if err != nil {
 			return err
 		}
