@@ -483,7 +483,7 @@ func (c *Control) loadReservations(tx *store.Tx) error {
 			return fmt.Errorf("two bookings of one thing: %w", err)
 		}
 	}
-	return c.verify(tx, claims)
+	return c.verify(tx, claims, newestEvents)
 }
 
 // poolsSeenBy lists the pools that a tenant sees, in order of id.

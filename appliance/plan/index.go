@@ -151,6 +151,16 @@ func (x *Index) Node(id string) (Node, bool) {
 	return n.facts(), true
 }
 
+// Rows gives a node's counted resources with what is allocated of them, as
+// Node does and for less; nil if there is no such node.
+func (x *Index) Rows(id string) []appliance.ResourceRow {
+	n := x.nodes[id]
+	if n == nil {
+		return nil
+	}
+	return n.rows()
+}
+
 // describe sets the node's facts.
 func (x *Index) describe(n *node, facts *Node) {
 	devices := devicesInOrder(facts.Devices)

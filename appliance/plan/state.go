@@ -342,15 +342,22 @@ func (n *node) facts() Node {
 		}
 		out.Devices = append(out.Devices, d)
 	}
+	out.Rows = n.rows()
+	if n.topology != nil {
+		out.Topology = n.topology.value.facts
+	}
+	return out
+}
+
+// rows are the node's counted resources with what is booked of them.
+func (n *node) rows() []appliance.ResourceRow {
+	var out []appliance.ResourceRow
 	for i, resource := range appliance.Scalars {
 		if n.shape.value.present[i] {
-			out.Rows = append(out.Rows, appliance.ResourceRow{
+			out = append(out, appliance.ResourceRow{
 				Resource: resource, Total: int(n.total[i]), Allocated: int(n.allocated[i]), Overcommit: n.shape.value.overcommit[i],
 			})
 		}
-	}
-	if n.topology != nil {
-		out.Topology = n.topology.value.facts
 	}
 	return out
 }

@@ -51,6 +51,14 @@ func (tx *Tx) LastSeq() (n int64, err error) {
 	return n, err
 }
 
+// EventGaps counts the sequence numbers that are missing among the newest
+// events, at most so many of them.
+func (tx *Tx) EventGaps(newest int) (n int64, err error) {
+	err = tx.QueryRow(`SELECT coalesce(max(seq) - min(seq) + 1 - count(*), 0)
+		FROM (SELECT seq FROM events ORDER BY seq DESC LIMIT ?)`, newest).Scan(&n)
+	return n, err
+}
+
 // Denial is a write that was denied.
 type Denial struct {
 	At       appliance.Time

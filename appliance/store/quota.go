@@ -63,3 +63,8 @@ func (tx *Tx) ZeroQuotas(tenant, pool string) error {
 	_, err := tx.Exec(`UPDATE quotas SET max = 0 WHERE tenant_id = ? AND pool_id = ?`, tenant, pool)
 	return err
 }
+
+// AllQuotas lists every row, in order of tenant, pool and resource.
+func (tx *Tx) AllQuotas() ([]appliance.Quota, error) {
+	return collect(tx, scanQuota, `SELECT `+quotaColumns+` FROM quotas ORDER BY tenant_id, pool_id, resource`)
+}
