@@ -57,6 +57,10 @@ type docsField struct {
 	Required  bool
 }
 
+// inputName is the caption of a method's input; only there, a field that is
+// required says so.
+const inputName = "Input"
+
 type docsCode struct {
 	Code   appliance.Code
 	Status int
@@ -67,17 +71,22 @@ type docsCode struct {
 // script, nothing to fetch, so it is readable without the internet and under
 // the strictest policy.
 func (s *Server) serveDocs(x *exchange) error {
-	var page bytes.Buffer
-	if err := docsPage().Execute(&page, s.docsView()); err != nil {
-		return fmt.Errorf("render the docs: %w", err)
+	s.doc.page.Do(func() {
+		var page bytes.Buffer
+		if s.doc.pageErr = docsPage().Execute(&page, s.docsView()); s.doc.pageErr == nil {
+			s.doc.html = page.Bytes()
+		}
+	})
+	if s.doc.pageErr != nil {
+		return fmt.Errorf("render the docs: %w", s.doc.pageErr)
 	}
 	h := x.Header()
 	h.Set("Content-Type", "text/html; charset=utf-8")
 	h.Set("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'")
 	h.Set("X-Content-Type-Options", "nosniff")
 	h.Set("Cache-Control", "no-cache")
-	h.Set("Content-Length", strconv.Itoa(page.Len()))
-	_, err := x.Write(page.Bytes())
+	h.Set("Content-Length", strconv.Itoa(len(s.doc.html)))
+	_, err := x.Write(s.doc.html)
 	return ignoreWrite(err)
 }
 
@@ -96,7 +105,7 @@ func (s *Server) docsView() docsView {
 		}
 		d := docsMethod{
 			Name: m.name, Path: m.path, Summary: m.summary, Action: m.action,
-			Input: s.docsType("Input", s.doc.schema(m.in), m.inputs.names), Output: s.docsType("Output", s.doc.schema(m.out), nil),
+			Input: s.docsType(inputName, s.doc.schema(m.in), m.inputs.names), Output: s.docsType("Output", s.doc.schema(m.out), nil),
 		}
 		for _, e := range m.examples {
 			d.Examples = append(d.Examples, docsExample{e.Name, indented(e.Request), indented(e.Response)})
@@ -140,7 +149,7 @@ func (s *Server) docsType(name string, schema *huma.Schema, order []string) docs
 		if p == nil {
 			continue
 		}
-		f := docsField{Name: field, Doc: p.Description, Required: slices.Contains(schema.Required, field), Limits: limits(p)}
+		f := docsField{Name: field, Doc: p.Description, Required: name == inputName && slices.Contains(schema.Required, field), Limits: limits(p)}
 		f.Type, f.Link = typeText(p)
 		if len(p.Examples) > 0 {
 			if b, err := json.Marshal(p.Examples[0]); err == nil {

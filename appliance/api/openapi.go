@@ -23,19 +23,25 @@ type document struct {
 	paths    map[string]*huma.PathItem
 	once     *sync.Once
 	json     []byte
+	page     *sync.Once
+	html     []byte
+	pageErr  error
 }
 
 const schemaPrefix = "#/components/schemas/"
 
+// listsAreNeverNull sets huma's package variable: an empty list is [].
+var listsAreNeverNull = sync.OnceFunc(func() { huma.DefaultArrayNullable = false })
+
 func newDocument() document {
-	huma.DefaultArrayNullable = false // an empty list is [], never null
+	listsAreNeverNull()
 	r := huma.NewMapRegistry(schemaPrefix, schemaName)
 	r.RegisterTypeAlias(reflect.TypeFor[appliance.RawPolicy](), reflect.TypeFor[policyField]())
 	r.RegisterTypeAlias(reflect.TypeFor[appliance.Match](), reflect.TypeFor[matchField]())
 	r.RegisterTypeAlias(reflect.TypeFor[appliance.Time](), reflect.TypeFor[timeField]())
 	r.RegisterTypeAlias(reflect.TypeFor[appliance.QuotaMap](), reflect.TypeFor[countsField]())
 	r.RegisterTypeAlias(reflect.TypeFor[appliance.Amounts](), reflect.TypeFor[countsField]())
-	return document{registry: r, paths: map[string]*huma.PathItem{}, once: new(sync.Once)}
+	return document{registry: r, paths: map[string]*huma.PathItem{}, once: new(sync.Once), page: new(sync.Once)}
 }
 
 // schemaName keeps the words of nodes apart from those of people: both have a
@@ -74,6 +80,7 @@ func (policyField) Schema(r huma.Registry) *huma.Schema {
 func openPolicy(r huma.Registry, s *huma.Schema) {
 	s.AdditionalProperties = true
 	for _, p := range s.Properties {
+		p.Nullable = false
 		for p.Items != nil {
 			p = p.Items
 		}
@@ -122,9 +129,12 @@ func (countsField) Schema(huma.Registry) *huma.Schema {
 	return s
 }
 
+// nothing is the schema's name of struct{}; every other type has a name.
+const nothing = "Nothing"
+
 // schema gives the whole schema of a struct type, registering it.
 func (d *document) schema(t reflect.Type) *huma.Schema {
-	s := d.registry.Schema(t, true, t.Name())
+	s := d.registry.Schema(t, true, nothing)
 	if s.Ref != "" {
 		s = d.registry.SchemaFromRef(s.Ref)
 	}
@@ -138,12 +148,12 @@ func (d *document) add(m *method) {
 		Extensions: map[string]any{},
 		RequestBody: &huma.RequestBody{
 			Required: len(m.inputs.required) > 0,
-			Content:  map[string]*huma.MediaType{"application/json": {Schema: d.registry.Schema(m.in, true, "Input")}},
+			Content:  map[string]*huma.MediaType{"application/json": {Schema: d.registry.Schema(m.in, true, nothing)}},
 		},
 		Responses: map[string]*huma.Response{"200": {
 			Description: "OK",
 			Headers:     requestIDHeader(),
-			Content:     map[string]*huma.MediaType{"application/json": {Schema: d.registry.Schema(m.out, true, "Output")}},
+			Content:     map[string]*huma.MediaType{"application/json": {Schema: d.registry.Schema(m.out, true, nothing)}},
 		}},
 	}
 	if m.action != "" {
