@@ -27,6 +27,7 @@ type thing struct {
 	Selector  appliance.Selector   `json:"selector,omitempty"`
 	Labels    map[string]string    `json:"labels,omitempty"`
 	States    []appliance.Sharing  `json:"states,omitempty" enum:"mig,mps" maxItems:"2"`
+	Code      string               `json:"code,omitempty" pattern:"^[a-z]+$" minLength:"2"`
 	Parts     []part               `json:"parts,omitempty"`
 	Policy    appliance.RawPolicy  `json:"policy,omitempty"`
 	PolicyPtr *appliance.RawPolicy `json:"policyPtr,omitempty"`
@@ -58,7 +59,7 @@ var badBodies = []struct{ body, field, message string }{
 	{`nul`, "", "the body is null, not a JSON object"},
 	{`{'a':1}`, "", "the body is not JSON at byte 1: invalid character '\\'' at start of value"},
 	{"\xef\xbb\xbf{}", "", "the body is not JSON at byte 0: invalid character '\\ufeff' at start of value"},
-	{`{"tenantId":"a","nope":1}`, "nope", "nope: no such field of things.make; its fields are tenantId, class, max, ratio, dryRun, name, expiresAt, version, resources, selector, labels, states, parts, policy, policyPtr, limit, cursor"},
+	{`{"tenantId":"a","nope":1}`, "nope", "nope: no such field of things.make; its fields are tenantId, class, max, ratio, dryRun, name, expiresAt, version, resources, selector, labels, states, code, parts, policy, policyPtr, limit, cursor"},
 	{`{"tenantId":"a","TenantID":"b"}`, "TenantID", "TenantID: no such field of things.make; did you mean tenantId?"},
 	{`{"tenantId":"a","tenantId":"b"}`, "tenantId", "tenantId: is given twice"},
 	{`{"tenantId":"a","policy":{"cpu":{"isolate":"1","isolate":"2"}}}`, "policy.cpu.isolate", "policy: cpu.isolate: is given twice"},
@@ -82,6 +83,9 @@ var badBodies = []struct{ body, field, message string }{
 	{`{"tenantId":"a","ratio":1e999}`, "ratio", "ratio: 1e999 is out of range"},
 	{`{"tenantId":"a","dryRun":"yes"}`, "dryRun", "dryRun: is text, not true or false"},
 	{`{"tenantId":"a","name":"sixsix"}`, "name", "name: longer than 5 characters"},
+	{`{"tenantId":"a","code":""}`, "code", "code: is empty"},
+	{`{"tenantId":"a","code":"x"}`, "code", "code: shorter than 2 characters"},
+	{`{"tenantId":"a","code":"x1"}`, "code", `code: "x1" does not match ^[a-z]+$`},
 	{`{"tenantId":"a","expiresAt":"tomorrow"}`, "expiresAt", `expiresAt: "tomorrow" is not an RFC 3339 time such as 2026-01-31T08:00:00Z`},
 	{`{"tenantId":"a","expiresAt":5}`, "expiresAt", "expiresAt: 5 is not a JSON string with an RFC 3339 time"},
 	{`{"tenantId":"a","expiresAt":null}`, "expiresAt", "expiresAt: is null; leave the field out instead"},
@@ -109,7 +113,7 @@ var badBodies = []struct{ body, field, message string }{
 	{`{"tenantId":"a","policy":[]}`, "policy", "policy: is not a JSON object"},
 	{`{"tenantId":"a","limit":0}`, "limit", "limit: 0 is not 1 to 500"},
 	{`{"tenantId":"a","limit":501}`, "limit", "limit: 501 is not 1 to 500"},
-	{`{"tenantId":"a","%s":1}`, "%s", "%s: no such field of things.make; its fields are tenantId, class, max, ratio, dryRun, name, expiresAt, version, resources, selector, labels, states, parts, policy, policyPtr, limit, cursor"},
+	{`{"tenantId":"a","%s":1}`, "%s", "%s: no such field of things.make; its fields are tenantId, class, max, ratio, dryRun, name, expiresAt, version, resources, selector, labels, states, code, parts, policy, policyPtr, limit, cursor"},
 	{`{"tenantId":"a","policy":` + deepPolicy + `}`, "", "the body is nested deeper than 100 objects and lists"},
 	{strings.Repeat(`[`, 100000), "", "the body is nested deeper than 100 objects and lists"},
 }

@@ -153,6 +153,9 @@ func TestTheDocsPageStandsAlone(t *testing.T) {
 	r := newRig(t, func(s *Server) {
 		s.Example("things.list", "The <first> page", appliance.TenantList{TenantID: "acme"}, `{"items":[]}`)
 	})
+	if resp, doc := send(t, r.tls, "GET", "/openapi.json", ""); resp.StatusCode != 200 || doc != string(r.OpenAPI()) || resp.Header.Get("Content-Type") != "application/json" {
+		t.Errorf("/openapi.json: %d", resp.StatusCode)
+	}
 	resp, page := send(t, r.tls, "GET", "/docs", "")
 	if resp.StatusCode != 200 || !strings.HasPrefix(resp.Header.Get("Content-Type"), "text/html") {
 		t.Fatalf("%d %v", resp.StatusCode, resp.Header)

@@ -244,12 +244,9 @@ func (x *exchange) text(s string) error {
 	h := x.Header()
 	h["Content-Type"] = textType
 	h["Cache-Control"] = noStore
-	_, err := x.Write([]byte(s))
-	return ignoreWrite(err)
+	_, _ = x.Write([]byte(s)) // if that fails, nobody is left to tell
+	return nil
 }
-
-// ignoreWrite drops an error of writing to the caller: nobody is left to tell.
-func ignoreWrite(error) error { return nil }
 
 // Stopping is closed when the server begins to shut down. Whatever waits on
 // purpose must stop waiting then.
@@ -270,18 +267,12 @@ func (s *Server) Stop() {
 func (s *Server) Long(ctx context.Context) (context.Context, context.CancelFunc) {
 	s.init()
 	ctx, cancel := context.WithCancelCause(ctx)
-	done := make(chan struct{})
 	go func() {
 		select {
 		case <-s.stopping:
 			cancel(errStopping())
 		case <-ctx.Done():
-		case <-done:
 		}
 	}()
-	var once sync.Once
-	return ctx, func() {
-		once.Do(func() { close(done) })
-		cancel(context.Canceled)
-	}
+	return ctx, func() { cancel(context.Canceled) }
 }
