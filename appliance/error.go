@@ -43,7 +43,7 @@ func Refuse(code Code, field, format string, args ...any) *Error {
 
 // Invalid refuses one input field.
 func Invalid(field, format string, args ...any) *Error {
-	return Refuse(InvalidInput, field, field+": "+format, args...)
+	return Refuse(InvalidInput, field, "%s: "+format, append([]any{field}, args...)...) // a field may hold a %
 }
 
 // NoSuch is the one answer for what does not exist and for what the caller may
