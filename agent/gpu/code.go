@@ -25,7 +25,9 @@ const (
 	resetRequired    code = 16
 	operatingSystem  code = 17
 	versionMismatch  code = 18
+	inUse            code = 19
 	noData           code = 21
+	noRoom           code = 23
 	gpuNotFound      code = 28
 	unknownError     code = 999
 )
@@ -38,8 +40,8 @@ var codeWords = map[code]string{
 	functionNotFound: "the driver lacks the function", 14: "the board's infoROM is corrupted",
 	gpuIsLost: "the GPU has fallen off the bus", resetRequired: "the GPU needs a reset",
 	operatingSystem: "the operating system blocks the GPU", versionMismatch: "library and driver differ in version",
-	19: "in use", 20: "out of memory", noData: "no data", 22: "not with ECC in a virtual GPU",
-	23: "insufficient resources", 24: "frequency not supported", 25: "struct version not known to the driver",
+	inUse: "in use", 20: "out of memory", noData: "no data", 22: "not with ECC in a virtual GPU",
+	noRoom: "insufficient resources", 24: "frequency not supported", 25: "struct version not known to the driver",
 	26: "deprecated", 27: "not ready", gpuNotFound: "no such GPU", 29: "invalid state",
 	30: "reset type not supported", unknownError: "unknown error",
 }

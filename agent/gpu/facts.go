@@ -77,7 +77,7 @@ func onlyNode(mask []uint) int {
 }
 
 // watts rounds NVML's milliwatts.
-func watts(milliwatts uint32) int { return int((milliwatts + 500) / 1000) }
+func watts(milliwatts int) int { return (milliwatts + 500) / 1000 }
 
 // migProfile names a MIG device as the driver does: the profile of its GPU
 // instance, and "1c." before it where the compute instance is narrower than

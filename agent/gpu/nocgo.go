@@ -4,6 +4,7 @@ package gpu
 
 import (
 	"context"
+	"fmt"
 
 	"github.com/bettercompute/bc/agent/wire"
 )
@@ -24,3 +25,22 @@ func (l *Library) readings() Readings { return Readings{Library: withoutCGO} }
 func (l *Library) release() error { return nil }
 
 func (l *Library) watch(ctx context.Context, _ chan<- Xid) { <-ctx.Done() }
+
+func (l *Library) states() ([]State, error) {
+	return nil, fmt.Errorf("%w: %s", ErrLibrary, withoutCGO.Reason)
+}
+
+// setter has no GPU to set; changeOne never makes one.
+type setter struct{}
+
+func (l *Library) changeOne(string, func(*setter) *SetError) *SetError {
+	return &SetError{Why: withoutCGO.Reason, kind: ErrLibrary}
+}
+
+func (*setter) power(int) *SetError                { return nil }
+func (*setter) ecc(bool) *SetError                 { return nil }
+func (*setter) migMode(bool) *SetError             { return nil }
+func (*setter) create(wire.MIGPlacement) *SetError { return nil }
+func (*setter) destroy() *SetError                 { return nil }
+func (*setter) computeMode(string) *SetError       { return nil }
+func (*setter) persistence(bool) *SetError         { return nil }

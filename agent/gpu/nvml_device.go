@@ -158,21 +158,14 @@ func (p *probe) memoryMiB() (total, used *int) {
 
 // power is nil for a board whose cap cannot be read or has no range.
 func (p *probe) power() *wire.PowerInfo {
-	d := p.device
-	limit := ask(p, "power limit", "nvmlDeviceGetPowerManagementLimit", d.GetPowerManagementLimit)
-	span := ask(p, "power limit range", "nvmlDeviceGetPowerManagementLimitConstraints", func() ([2]uint32, nvml.Return) {
-		lo, hi, ret := d.GetPowerManagementLimitConstraints()
-		return [2]uint32{lo, hi}, ret
-	})
-	usual := ask(p, "default power limit", "nvmlDeviceGetPowerManagementDefaultLimit", d.GetPowerManagementDefaultLimit)
-	if limit == nil || span == nil || usual == nil {
+	l := p.limits()
+	if l == nil {
 		return nil
 	}
-	info := wire.PowerInfo{LimitWatts: watts(*limit), DefaultWatts: watts(*usual), MinWatts: watts(span[0]), MaxWatts: watts(span[1])}
-	if enforced := ask(p, "enforced power limit", "nvmlDeviceGetEnforcedPowerLimit", d.GetEnforcedPowerLimit); enforced != nil {
-		info.EnforcedWatts = watts(*enforced)
+	return &wire.PowerInfo{
+		LimitWatts: watts(l.Limit), EnforcedWatts: watts(l.Enforced), DefaultWatts: watts(l.Default),
+		MinWatts: watts(l.Min), MaxWatts: watts(l.Max),
 	}
-	return &info
 }
 
 // remap is nil on a board that does not remap rows, and in MIG mode with
