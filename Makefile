@@ -37,5 +37,13 @@ lint: ## gofmt, go vet, staticcheck, floors
 	$(TOOL) staticcheck ./...
 	$(GO) test ./cmd/bc -run 'TestImports|TestPure|TestEveryPackage' -count=1
 
+FUZZTIME ?= 60s
+fuzz: ## fuzz every decoder, FUZZTIME (60s) each
+	@for pkg in $$($(GO) list ./...); do \
+		for target in $$($(GO) test $$pkg -list '^Fuzz' | grep '^Fuzz' || true); do \
+			echo "$$pkg $$target"; $(GO) test $$pkg -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) || exit 1; \
+		done; \
+	done
+
 clean: ## remove what was built
 	rm -rf bin dist

@@ -223,6 +223,9 @@ func (in CreatePool) validateProvider() error {
 		if in.ProviderAccountID == "" {
 			return Invalid("providerAccountId", "is required in a pool of class provider")
 		}
+		if !IsID(ProviderAccountPrefix, in.ProviderAccountID) {
+			return Invalid("providerAccountId", "%q is not the id of a provider account (pacct_…)", in.ProviderAccountID)
+		}
 		if in.Agent != AgentNone {
 			return Invalid("agent", "must be none in a pool of class provider")
 		}
