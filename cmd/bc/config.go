@@ -92,16 +92,8 @@ func readConfig(path string, named bool) (config, error) {
 	if err != nil {
 		return c, err
 	}
-	md, err := toml.Decode(string(text), &c)
-	if err != nil {
-		var bad toml.ParseError
-		if errors.As(err, &bad) {
-			return c, fmt.Errorf("%s:%d: %s: %s", path, bad.Position.Line, orFile(bad.LastKey), bad.Message)
-		}
-		return c, fmt.Errorf("%s: %w", path, err)
-	}
-	if unknown := md.Undecoded(); len(unknown) > 0 {
-		return c, fmt.Errorf("%s:%d: %s: unknown key", path, lineOf(string(text), unknown[0]), unknown[0])
+	if err := parseTOML(path, string(text), &c); err != nil {
+		return c, err
 	}
 	if err := c.validate(); err != nil {
 		return c, fmt.Errorf("%s: %w", path, err)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -46,6 +47,10 @@ func report(err error) int {
 	if errors.As(err, &quiet) {
 		return quiet.code
 	}
+	if errors.Is(err, context.Canceled) {
+		fmt.Fprintln(os.Stderr, "bc: interrupted")
+		return exitFailed
+	}
 	fmt.Fprintln(os.Stderr, "bc:", sentence(err))
 	return exitCode(err)
 }
@@ -76,13 +81,18 @@ func exitCode(err error) int {
 	return exitFailed
 }
 
-// sentence is what a person reads of an error: a refusal's own words.
+// sentence is what a person reads of an error: of a refusal its own words,
+// without its code, behind what was being done.
 func sentence(err error) string {
+	text := strings.TrimSpace(err.Error())
 	var refusal *appliance.Error
 	if errors.As(err, &refusal) {
-		return refusal.Message
+		text = strings.Replace(text, refusal.Error(), refusal.Message, 1)
 	}
-	return strings.TrimSpace(err.Error())
+	if errors.Is(err, api.ErrUnreachable) && !installed() {
+		text += " From a checkout: " + command() + " up."
+	}
+	return text
 }
 
 func isTerminal(f *os.File) bool { return term.IsTerminal(int(f.Fd())) }

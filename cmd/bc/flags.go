@@ -19,15 +19,15 @@ func globalFlags() []cli.Flag {
 
 // flagsFirst moves flags that stand behind arguments to before them, within
 // the words of the last command: urfave/cli takes flags only there, and would
-// silently take `bc pools get NAME -o json` without its -o. What follows -- is
-// left alone. Flags of the program move to the front.
+// silently take `bc pools get NAME -o json` without its -o. What follows --
+// stays arguments. Flags of the program move to the front.
 func flagsFirst(app *cli.App, args []string) []string {
-	if len(args) < 2 {
-		return args
+	if len(args) < 2 || args[len(args)-1] == "--generate-bash-completion" {
+		return args // completion asks about the words as they stand
 	}
 	global := flagIndex(app.Flags)
 	var front, words []string
-	commands, local, i := app.Commands, flagIndex(nil), 1
+	commands, local, leaf, i := app.Commands, flagIndex(nil), false, 1
 	for i < len(args) && args[i] != "--" { // the command's own words
 		n := global.width(args, i)
 		if n > 0 {
@@ -43,16 +43,14 @@ func flagsFirst(app *cli.App, args []string) []string {
 		commands, local = c.Subcommands, flagIndex(c.Flags)
 		i++
 		if len(c.Subcommands) == 0 {
-			if c.SkipFlagParsing {
-				return join(args[:1], front, words, args[i:])
-			}
+			leaf = true
 			break
 		}
 	}
 	var flags, rest []string
 	for i < len(args) {
 		if args[i] == "--" {
-			rest = append(rest, args[i:]...)
+			rest = append(rest, args[i+1:]...)
 			break
 		}
 		if n := local.width(args, i); n > 0 {
@@ -68,6 +66,9 @@ func flagsFirst(app *cli.App, args []string) []string {
 			rest = append(rest, args[i])
 			i++
 		}
+	}
+	if leaf && len(rest) > 0 {
+		flags = append(flags, "--") // all that follows are arguments, whatever they look like
 	}
 	return join(args[:1], front, words, flags, rest)
 }

@@ -11,7 +11,6 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -33,40 +32,43 @@ func run(args []string) int {
 		app = newAgentApp()
 	}
 	if name == "bc" && forCalculator(app, args[1:]) {
-		if err := calculate(args); err == nil {
-			return 0 // not reached: the calculator has replaced this program
-		} else if len(args) > 1 || !isTerminal(os.Stdin) {
-			fmt.Fprintln(os.Stderr, "bc:", err)
-			return exitUsage
+		if err := calculate(app, args); len(args) > 1 || !isTerminal(os.Stdin) {
+			return report(err) // else a person has typed bc alone, and reads our help
 		}
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
+	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the program at once
 	return report(app.RunContext(ctx, flagsFirst(app, args)))
 }
 
 // newApp is the command line.
 func newApp() *cli.App {
-	return &cli.App{
+	app := &cli.App{
 		Name:                      "bc",
 		Usage:                     "turn your own GPU machines into pools that teams share safely",
 		Version:                   version,
 		EnableBashCompletion:      true,
 		DisableSliceFlagSeparator: true,
 		HideHelpCommand:           true,
-		Suggest:                   true,
+		CustomAppHelpTemplate:     appHelp,
 		ExitErrHandler:            func(*cli.Context, error) {}, // run reports
 		OnUsageError:              usageError,
+		Action:                    noCommand,
 		Flags:                     globalFlags(),
 		Commands:                  commands(),
 	}
+	prepare(app.Commands)
+	return app
 }
 
 // newAgentApp is the program under the name bcd.
 func newAgentApp() *cli.App {
 	app := newApp()
 	app.Name, app.Usage = "bcd", "the node agent of Better Compute"
+	app.CustomAppHelpTemplate = agentHelp
 	app.Commands = []*cli.Command{agentRunCommand()}
+	prepare(app.Commands)
 	return app
 }
 
@@ -76,10 +78,24 @@ func commands() []*cli.Command {
 		upCommand(),
 		serveCommand(),
 		{
-			Name: "bcd", Usage: "run the node agent (the program is also installed as bcd)",
+			Name: "bcd", Usage: "the node agent; the program is also installed under this name", Category: "run",
 			Subcommands: []*cli.Command{agentRunCommand()},
 		},
 		simulateCommand(),
+		statusCommand(),
+		hostCommand(),
+		poolCommand(),
+		nodeCommand(),
+		reservationCommand(),
+		siteCommand(),
+		tenantCommand(),
+		quotaCommand(),
+		eventCommand(),
+		keyCommand(),
 		apiCommand(),
+		completionCommand(),
+		helpCommand(),
+		versionCommand(),
+		manCommand(),
 	}
 }
