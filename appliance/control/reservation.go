@@ -224,21 +224,22 @@ func (c *Control) insertReservation(tx *store.Tx, tr trail, p *pool, r appliance
 	return claim.Reservation, tx.InsertReservation(claim)
 }
 
-// reservationEvent is what a reservation's events say of it.
-func reservationEvent(r appliance.Reservation) map[string]any {
-	data := map[string]any{"id": r.ID, "poolId": r.PoolID, "state": r.State, "resources": r.Resources}
-	if r.Name != "" {
-		data["name"] = r.Name
-	}
-	if r.Reason != "" {
-		data["reason"] = r.Reason
-	}
-	if len(r.Placements) > 0 {
-		nodes := make([]string, len(r.Placements))
-		for i, p := range r.Placements {
-			nodes[i] = p.NodeID
-		}
-		data["nodes"] = nodes
+// reservationFacts is what a reservation's events say of it.
+type reservationFacts struct {
+	ExpiresAt *appliance.Time            `json:"expiresAt,omitempty"` // when that is what changed
+	ID        string                     `json:"id"`
+	Name      string                     `json:"name,omitempty"`
+	Nodes     []string                   `json:"nodes,omitempty"`
+	PoolID    string                     `json:"poolId"`
+	Reason    string                     `json:"reason,omitempty"`
+	Resources appliance.Amounts          `json:"resources"`
+	State     appliance.ReservationState `json:"state"`
+}
+
+func reservationEvent(r appliance.Reservation) *reservationFacts {
+	data := &reservationFacts{ID: r.ID, Name: r.Name, PoolID: r.PoolID, Reason: r.Reason, Resources: r.Resources, State: r.State}
+	for _, p := range r.Placements {
+		data.Nodes = append(data.Nodes, p.NodeID)
 	}
 	return data
 }
@@ -553,7 +554,7 @@ func (c *Control) moveEnd(ctx context.Context, who appliance.Caller, in applianc
 		}
 		out = r.Reservation
 		data := reservationEvent(r.Reservation)
-		data["expiresAt"] = end
+		data.ExpiresAt = end
 		_, err = tx.Emit(ofPool(c.event(tr, appliance.EventReservationUpdated, r.TenantID, r.ID, c.now()), c.mem.pool(r.PoolID)), data)
 		return err
 	})

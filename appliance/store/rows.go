@@ -1,8 +1,11 @@
 package store
 
 import (
-	"encoding/json"
 	"errors"
+
+	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
+	jsonv1 "github.com/go-json-experiment/json/v1"
 
 	"github.com/bettercompute/bc/appliance"
 )
@@ -48,9 +51,18 @@ func Page[T any](items []T, size int, cursor func(T) string) appliance.List[T] {
 	return appliance.List[T]{Items: items, NextCursor: cursor(items[size-1])}
 }
 
+// stored is how JSON is kept: keys in order, so that equal values are equal
+// bytes; an absent list stays null; omitempty as in encoding/json.
+var stored = json.JoinOptions(
+	json.Deterministic(true), json.FormatNilSliceAsNull(true), json.FormatNilMapAsNull(true),
+	jsonv1.OmitEmptyWithLegacySemantics(true),
+	jsontext.AllowDuplicateNames(true), // what we write holds none: do not look for them
+	jsontext.AllowInvalidUTF8(true),    // a host's broken bytes become U+FFFD, not a failure
+)
+
 // toJSON writes a value of ours that always can be written.
 func toJSON(v any) string {
-	b, err := json.Marshal(v)
+	b, err := json.Marshal(v, stored)
 	if err != nil {
 		panic("store: " + err.Error()) // a type of ours that JSON cannot hold; the writer answers INTERNAL
 	}
@@ -59,7 +71,7 @@ func toJSON(v any) string {
 
 // fromJSON reads what toJSON wrote.
 func fromJSON(text string, into any) error {
-	if err := json.Unmarshal([]byte(text), into); err != nil {
+	if err := json.Unmarshal([]byte(text), into, stored); err != nil {
 		return errors.Join(errors.New("a row holds JSON that this version cannot read"), err)
 	}
 	return nil
