@@ -45,5 +45,11 @@ fuzz: ## fuzz every decoder, FUZZTIME (60s) each
 		done; \
 	done
 
+package: ## build dist/*.deb and dist/*.rpm
+	VERSION=$(VERSION) GO=$(GO) packaging/build
+
+e2e: package ## install the packages on a Debian with real systemd (root, systemd-nspawn, mmdebstrap)
+	$(GO) test -tags e2e -count=1 -timeout 30m ./packaging/...
+
 clean: ## remove what was built
 	rm -rf bin dist

@@ -13,6 +13,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"github.com/bettercompute/bc/agent/host"
 	"github.com/bettercompute/bc/appliance/api"
 	"github.com/bettercompute/bc/appliance/control"
 	"github.com/bettercompute/bc/appliance/iam"
@@ -23,7 +24,7 @@ import (
 // Where an installed appliance keeps things.
 const (
 	configFile    = "/etc/better-compute/appliance.toml"
-	stateDir      = "/var/lib/better-compute"
+	stateDir      = "/var/lib/better-compute/server" // the agent, which is root, keeps its own beside it
 	runtimeSocket = "/run/better-compute/api.sock"
 )
 
@@ -196,6 +197,8 @@ func (s *server) run(ctx context.Context) error {
 		defer close(done)
 		reconcile.Run(loops, s.log, reconcile.Tasks(s.control, time.Duration(s.cfg.Reconcile.Interval), time.Duration(s.cfg.Reconcile.PendingRetry)))
 	}()
+	defer context.AfterFunc(ctx, func() { host.Notify("STOPPING=1") })()
+	host.Notify("READY=1") // the listeners are open: who comes before Serve waits
 	err := s.api.Serve(ctx, s.listeners...)
 	stop()
 	<-done
