@@ -4,7 +4,6 @@ package gpu
 
 import (
 	"context"
-	"fmt"
 
 	"github.com/bettercompute/bc/agent/wire"
 )
@@ -26,9 +25,7 @@ func (l *Library) release() error { return nil }
 
 func (l *Library) watch(ctx context.Context, _ chan<- Xid) { <-ctx.Done() }
 
-func (l *Library) states() ([]State, error) {
-	return nil, fmt.Errorf("%w: %s", ErrLibrary, withoutCGO.Reason)
-}
+func (l *Library) states() States { return States{Library: withoutCGO} }
 
 // setter has no GPU to set; changeOne never makes one.
 type setter struct{}

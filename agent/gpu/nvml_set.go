@@ -14,27 +14,29 @@ import (
 )
 
 // states implements States; the caller has the token.
-func (l *Library) states() ([]State, error) {
+func (l *Library) states() States {
 	list, lib := l.handles()
 	if lib.State != wire.GPULibraryReady {
-		return nil, fmt.Errorf("%w: %s", ErrLibrary, lib.Reason)
+		return States{Library: lib}
 	}
-	out := make([]State, 0, len(list))
+	out := States{Library: l.versions()}
 	for _, h := range list {
 		p := l.probe(h)
 		s := p.state(h.index)
 		if p.code == uninitialized {
 			l.drop() // the driver went away between two questions
-			return nil, fmt.Errorf("%w: %s", ErrLibrary, p.code.ofLibrary().Reason)
+			return States{Library: p.code.ofLibrary()}
+		}
+		if s.UUID == "" {
+			out.Silent++
+			continue
 		}
 		for _, f := range p.failures {
 			s.Failures = append(s.Failures, f.String())
 		}
-		if s.UUID != "" { // without an identity nothing can be set on it
-			out = append(out, s)
-		}
+		out.GPUs = append(out.GPUs, s)
 	}
-	return out, nil
+	return out
 }
 
 // state asks for what can be set, and for what decides whether it may.
@@ -42,17 +44,24 @@ func (p *probe) state(index int) State {
 	g := p.facts(index)
 	s := State{
 		UUID: g.UUID, Index: index, Address: g.Address, Product: g.Product, MemoryMiB: g.MemoryMiB,
-		Architecture: g.Architecture, Compute: g.Compute,
+		Architecture: g.Architecture, Compute: g.Compute, Display: g.Display,
 		ECC: g.ECC, Persistence: g.Persistence, ComputeMode: g.ComputeMode,
 		Power: p.limits(), Processes: p.processes(),
 	}
-	if g.MIG != nil {
-		s.MIG = &MIGState{Enabled: g.MIG.Enabled, Pending: g.MIG.Pending}
-	}
-	if s.MIG == nil || !s.MIG.Enabled || p.gone {
+	if g.MIG == nil || p.gone {
 		return s
 	}
-	found, c := p.instances()
+	s.MIG = &MIGState{Enabled: g.MIG.Enabled, Pending: g.MIG.Pending}
+	offered, c := p.cuts()
+	if c == success {
+		for _, o := range offered {
+			s.MIG.Profiles = append(s.MIG.Profiles, o.name)
+		}
+	}
+	if !s.MIG.Enabled {
+		return s
+	}
+	found, c := p.instances(offered, c)
 	p.note("GPU instances", c, true)
 	for _, i := range found {
 		s.MIG.Instances = append(s.MIG.Instances, i.GPUInstance)
@@ -219,9 +228,9 @@ type instance struct {
 	compute []nvml.ComputeInstance
 }
 
-// instances lists the GPU instances in order of their place.
-func (p *probe) instances() ([]instance, code) {
-	offered, c := p.cuts()
+// instances lists the GPU instances in order of their place, given the answer
+// of cuts.
+func (p *probe) instances(offered []cut, c code) ([]instance, code) {
 	if c != success {
 		return nil, c
 	}
@@ -336,7 +345,7 @@ func (s *setter) destroy() *SetError {
 	if !s.has("nvmlGpuInstanceDestroy") || !s.has("nvmlComputeInstanceDestroy") {
 		return refused(functionNotFound)
 	}
-	all, c := s.instances()
+	all, c := s.instances(s.cuts())
 	if c != success {
 		return refused(c)
 	}

@@ -4,35 +4,17 @@ package gpu
 
 import (
 	"context"
-	"os"
-	"os/exec"
-	"strings"
 	"testing"
 	"time"
 
+	"github.com/bettercompute/bc/agent/gpu/gputest"
 	"github.com/bettercompute/bc/agent/wire"
 )
 
 func init() { slice = 20 * time.Millisecond }
 
-// alone runs a test in a process of its own, because a process can load one
-// NVML library only, and because the faults tested here end the process. It
-// answers true in that process.
-func alone(t *testing.T) bool {
-	t.Helper()
-	if os.Getenv("BC_GPU_TEST") == t.Name() {
-		return true
-	}
-	t.Parallel()
-	pattern := "^" + strings.ReplaceAll(t.Name(), "/", "$/^") + "$"
-	cmd := exec.Command(os.Args[0], "-test.run="+pattern, "-test.v", "-test.timeout=60s")
-	cmd.Env = append(os.Environ(), "BC_GPU_TEST="+t.Name())
-	out, err := cmd.CombinedOutput()
-	if err != nil || !strings.Contains(string(out), "--- PASS: "+t.Name()+" ") {
-		t.Fatalf("in its own process: %v\n%s", err, out)
-	}
-	return false
-}
+// alone is [gputest.Alone]: the faults tested here also end the process.
+func alone(t *testing.T) bool { t.Helper(); return gputest.Alone(t) }
 
 // within bounds a call that must come back by itself.
 func within(t *testing.T) context.Context {

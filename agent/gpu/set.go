@@ -33,6 +33,13 @@ func (e *SetError) Error() string { return "GPU " + e.UUID + ": " + e.Doing + ":
 
 func (e *SetError) Unwrap() error { return e.kind }
 
+// States are the GPUs as the setters see them.
+type States struct {
+	Library wire.GPULibrary
+	GPUs    []State // those that say who they are; empty unless the library is ready
+	Silent  int     // GPUs that do not say who they are: lost ones
+}
+
 // State is one GPU as the setters see it: with exact numbers and with GPU
 // instances that have no compute instance, which are no MIG devices and so are
 // in no inventory.
@@ -44,16 +51,18 @@ type State struct {
 	MemoryMiB    int
 	Architecture string
 	Compute      string // compute capability: 9.0
+	Display      bool   // never booked, and so never set
 
 	Power       *PowerLimits  // nil: the board has no power cap
 	ECC         *wire.ECCInfo // nil: no ECC
 	MIG         *MIGState     // nil: no MIG
-	Persistence *bool         // nil: not told
 	ComputeMode string        // default, exclusiveProcess, prohibited; "": not told
+	Persistence *bool         // nil: not told
 
 	// Processes hold the GPU or an instance of it; nil: the driver does not tell.
 	Processes *[]Process
-	// Failures are questions that got an error other than "not supported".
+	// Failures are questions that got an error other than "not supported",
+	// as in [Reading].
 	Failures []string
 }
 
@@ -64,11 +73,12 @@ type PowerLimits struct {
 	Limit, Enforced, Default, Min, Max int
 }
 
-// MIGState is the MIG mode, now and after the next reset, and the GPU
-// instances in order of their place.
+// MIGState is the MIG mode, now and after the next reset, the GPU instances in
+// order of their place, and the names of the profiles that the device offers.
 type MIGState struct {
 	Enabled, Pending bool
 	Instances        []GPUInstance
+	Profiles         []string // nil: the driver does not name them
 }
 
 // GPUInstance is one GPU instance at its place.
@@ -83,18 +93,11 @@ type GPUInstance struct {
 	Whole   bool
 }
 
-// States answers every GPU of the machine. It refuses with [ErrLibrary] where
-// NVML is not ready, and then nothing is known.
-func (l *Library) States(ctx context.Context) ([]State, error) {
-	type answer struct {
-		list []State
-		err  error
-	}
-	a := inTurn(ctx, l, func() answer {
-		list, err := l.states()
-		return answer{list, err}
-	}, func(why string) answer { return answer{nil, fmt.Errorf("%w: %s", ErrLibrary, why)} })
-	return a.list, a.err
+// States asks for every GPU's state. It ends with ctx as Snapshot does.
+func (l *Library) States(ctx context.Context) States {
+	return inTurn(ctx, l, l.states, func(why string) States {
+		return States{Library: wire.GPULibrary{State: wire.GPULibraryFailed, Reason: why}}
+	})
 }
 
 // SetPowerLimitMilliwatts caps a GPU's power. The cap holds at once and is lost

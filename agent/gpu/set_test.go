@@ -38,11 +38,9 @@ func refuses(t *testing.T, err, want error, words ...string) {
 
 func stateOf(t *testing.T, l *Library, index int) State {
 	t.Helper()
-	list, err := l.States(within(t))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return list[index]
+	s := l.States(within(t))
+	wantState(t, s.Library, wire.GPULibraryReady)
+	return s.GPUs[index]
 }
 
 func noError(t *testing.T, err error) {
@@ -290,6 +288,17 @@ func TestInstanceThatDoesNotFitIsRefusedWhole(t *testing.T) {
 	}
 	m.Set(0, "error.nvmlGpuInstanceDestroy", "-")
 	noError(t, l.DestroyMIG(within(t), uuid))
+}
+
+func TestLostGPUIsCountedAndNotListed(t *testing.T) {
+	if !alone(t) {
+		return
+	}
+	m, l := settable(t, "l40s-4")
+	m.Lose(2)
+	if s := l.States(within(t)); len(s.GPUs) != 3 || s.Silent != 1 || s.GPUs[2].UUID != m.Get(3, "uuid") {
+		t.Errorf("%d GPUs, %d silent", len(s.GPUs), s.Silent)
+	}
 }
 
 func TestInstanceInUseStays(t *testing.T) {

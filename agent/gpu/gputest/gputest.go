@@ -173,3 +173,22 @@ func gcc(args ...string) error {
 	}
 	return nil
 }
+
+// Alone runs a test in a process of its own, because a process can load one
+// NVML library only. It answers true in that process; else the test is to
+// return.
+func Alone(t *testing.T) bool {
+	t.Helper()
+	if os.Getenv("BC_GPU_TEST") == t.Name() {
+		return true
+	}
+	t.Parallel()
+	pattern := "^" + strings.ReplaceAll(t.Name(), "/", "$/^") + "$"
+	cmd := exec.Command(os.Args[0], "-test.run="+pattern, "-test.v", "-test.timeout=60s")
+	cmd.Env = append(os.Environ(), "BC_GPU_TEST="+t.Name())
+	out, err := cmd.CombinedOutput()
+	if err != nil || !strings.Contains(string(out), "--- PASS: "+t.Name()+" ") {
+		t.Fatalf("in its own process: %v\n%s", err, out)
+	}
+	return false
+}
