@@ -19,26 +19,28 @@ const module = "github.com/bettercompute/bc/"
 var floors = map[string][]string{
 	"agent/wire": {},
 
-	"appliance":         {"agent/wire"},
-	"agent/host":        {"agent/wire"},
-	"agent/gpu":         {"agent/wire"},
-	"agent/gpu/gputest": {"agent/wire"},
-	"testdata/hosts":    {},
+	"appliance":           {"agent/wire"},
+	"agent/host":          {"agent/wire"},
+	"agent/gpu":           {"agent/wire"},
+	"agent/gpu/gputest":   {"agent/wire"},
+	"agent/host/hosttest": {"agent/host"},
+	"testdata/hosts":      {},
 
 	"appliance/plan":            {"agent/wire", "appliance"},
 	"appliance/store":           {"agent/wire", "appliance"},
 	"appliance/store/storetest": {"appliance/store"},
 	"appliance/iam":             {"appliance"},
 	"agent/inventory":           {"agent/wire", "agent/host"},
+	"agent/unit":                {"agent/wire", "agent/host", "agent/gpu"},
 
 	"appliance/control": {"agent/wire", "appliance", "appliance/plan", "appliance/store", "appliance/iam"},
-	"agent":             {"agent/wire", "agent/host", "agent/gpu", "agent/inventory"},
+	"agent":             {"agent/wire", "agent/host", "agent/gpu", "agent/inventory", "agent/unit"},
 
 	"appliance/api":       {"agent/wire", "appliance", "appliance/control"},
 	"appliance/reconcile": {"appliance", "appliance/control"},
 
 	"cmd/bc": {
-		"agent", "agent/wire", "agent/host", "agent/gpu", "agent/inventory", "testdata/hosts",
+		"agent", "agent/wire", "agent/host", "agent/gpu", "agent/inventory", "agent/unit", "testdata/hosts",
 		"appliance", "appliance/store", "appliance/iam", "appliance/control", "appliance/api", "appliance/reconcile",
 	},
 }
@@ -61,7 +63,7 @@ var keepers = map[string][]string{
 
 // pure names the packages that may ask neither the clock nor for randomness:
 // the caller passes times and ids in.
-var pure = []string{"agent/wire", "appliance", "appliance/plan", "agent/inventory"}
+var pure = []string{"agent/wire", "appliance", "appliance/plan", "agent/inventory", "agent/unit"}
 
 func TestImportsGoDownOnly(t *testing.T) {
 	seen := map[string]bool{}

@@ -1,0 +1,387 @@
+package host
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Change is one step of a plan. Its String is the dry run that a person reads,
+// the line of the history and the text of the golden files.
+type Change interface {
+	fmt.Stringer
+	// Apply makes the change. It is called again after a crash at any moment, so
+	// applying twice is as applying once. What it overwrites it first notes in
+	// the journal.
+	Apply(ctx context.Context, m *Machine, j *Journal) error
+}
+
+// Journal is where the changes of one unit are noted.
+type Journal struct {
+	ledger     *Ledger
+	unit       string
+	generation int64
+	bootID     string
+	now        func() time.Time
+	prior      Prior
+	old, new   string // of the change being applied, for the history
+}
+
+// OpenJournal opens the journal of a unit. The generation is the NodeSpec's
+// that its changes come from.
+func OpenJournal(l *Ledger, unit string, generation int64, bootID string, now func() time.Time) (*Journal, error) {
+	j := &Journal{ledger: l, unit: unit, generation: generation, bootID: bootID, now: now}
+	if _, err := l.Load(Priors, unit, &j.prior); err != nil {
+		return nil, err
+	}
+	return j, nil
+}
+
+// Prior is what is noted of the unit.
+func (j *Journal) Prior() Prior { return j.prior }
+
+// Before notes what stands at key now, and what is about to be written there.
+// The value from before the first write is kept, whatever comes after.
+func (j *Journal) Before(key, now string, absent bool, write string) error {
+	v, known := j.prior.Values[key]
+	if !known {
+		v = Value{Before: now, Absent: absent}
+	}
+	v.Wrote, v.Got, v.Known, v.BootID, v.At = write, "", false, j.bootID, j.now().UTC()
+	j.old, j.new = now, write
+	return j.set(key, v)
+}
+
+// After notes what was read back at key.
+func (j *Journal) After(key, got string) error {
+	v, ok := j.prior.Values[key]
+	if !ok {
+		return fmt.Errorf("%s was not noted before it was written", key)
+	}
+	v.Got, v.Known = got, true
+	j.new = got
+	return j.set(key, v)
+}
+
+// Forget drops what is noted of key: it is the unit's no longer.
+func (j *Journal) Forget(key string) error {
+	if _, ok := j.prior.Values[key]; !ok {
+		return nil
+	}
+	values := maps.Clone(j.prior.Values)
+	delete(values, key)
+	return j.save(Prior{Values: values, Arguments: j.prior.Arguments})
+}
+
+func (j *Journal) set(key string, v Value) error {
+	values := maps.Clone(j.prior.Values)
+	if values == nil {
+		values = make(map[string]Value)
+	}
+	values[key] = v
+	return j.save(Prior{Values: values, Arguments: j.prior.Arguments})
+}
+
+func (j *Journal) keep(a *Arguments) error {
+	return j.save(Prior{Values: j.prior.Values, Arguments: a})
+}
+
+func (j *Journal) save(p Prior) error {
+	var err error
+	if p.Empty() {
+		err = j.ledger.Drop(Priors, j.unit)
+	} else {
+		err = j.ledger.Save(Priors, j.unit, p)
+	}
+	if err == nil {
+		j.prior = p
+	}
+	return err
+}
+
+// Apply makes changes in order and stops at the first that fails. Each, also
+// the failed one, is a line of the history.
+func Apply(ctx context.Context, m *Machine, j *Journal, changes []Change) error {
+	for _, c := range changes {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		j.old, j.new = "", ""
+		err := c.Apply(ctx, m, j)
+		e := Event{At: j.now().UTC(), Unit: j.unit, Generation: j.generation, Change: firstLine(c.String()), Old: j.old, New: j.new}
+		if err != nil {
+			e.Error = err.Error()
+		}
+		if note := j.ledger.record(e); err == nil {
+			err = note
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func firstLine(s string) string {
+	line, _, _ := strings.Cut(s, "\n")
+	return strings.TrimSuffix(line, ":")
+}
+
+// SetKernel writes a value to a file of /proc or /sys, and reads it back.
+type SetKernel struct{ Path, Value string }
+
+func (c SetKernel) String() string { return "set " + c.Path + " = " + c.Value }
+
+// Apply is an error if the kernel says another value afterwards.
+func (c SetKernel) Apply(_ context.Context, m *Machine, j *Journal) error {
+	got, err := setKernel(m, j, c.Path, c.Value)
+	if err == nil && got != c.Value {
+		err = fmt.Errorf("%s: the kernel took %q and has %q", c.Path, c.Value, got)
+	}
+	return err
+}
+
+func setKernel(m *Machine, j *Journal, name, value string) (string, error) {
+	now, ok := m.Setting(name)
+	if !ok {
+		return "", fmt.Errorf("%s cannot be read", name)
+	}
+	if err := j.Before(name, now, false, value); err != nil {
+		return "", err
+	}
+	if err := m.WriteKernel(name, value); err != nil {
+		return "", err
+	}
+	got, ok := m.Setting(name)
+	if !ok {
+		return "", fmt.Errorf("%s cannot be read after it was written", name)
+	}
+	return got, j.After(name, got)
+}
+
+// Setting is what a kernel file that can be written is set to. It is what the
+// file says, but for nr_hugepages, which counts pages that go back by themselves
+// and is written without them.
+func (r *Root) Setting(name string) (string, bool) {
+	s, ok := r.String(name)
+	if !ok || path.Base(name) != "nr_hugepages" {
+		return s, ok
+	}
+	surplus, _ := r.Int(path.Join(path.Dir(name), "surplus_hugepages"))
+	n, err := strconv.ParseInt(s, 10, 64)
+	return strconv.FormatInt(n-surplus, 10), err == nil
+}
+
+// SetPool sets the size of a pool of huge pages. The kernel takes any number
+// and gives what it can, without an error.
+type SetPool struct {
+	Path  string // of nr_hugepages
+	Pages int
+}
+
+func (c SetPool) String() string { return fmt.Sprintf("set %s = %d", c.Path, c.Pages) }
+
+// compactMemory has the kernel move pages together, so that free memory
+// becomes contiguous ("compact_memory", kernel admin guide, sysctl/vm).
+const compactMemory = "/proc/sys/vm/compact_memory"
+
+// maxPoolTries is how often a short pool is asked for again; it ends sooner
+// when a try brings nothing.
+const maxPoolTries = 8
+
+// Apply compacts memory once if the pool stays short, then asks again for as
+// long as that helps. A pool that is short in the end is no error: the plan
+// that follows says so.
+func (c SetPool) Apply(ctx context.Context, m *Machine, j *Journal) error {
+	want := fmt.Sprint(c.Pages)
+	got, err := setKernel(m, j, c.Path, want)
+	if err != nil {
+		return err
+	}
+	if n, err := strconv.Atoi(got); err != nil || n >= c.Pages {
+		return nil
+	}
+	// A kernel without compaction has no such file; the pool is what it is.
+	_ = m.WriteKernel(compactMemory, "1")
+	for range maxPoolTries {
+		before := got
+		if err := m.WriteKernel(c.Path, want); err != nil {
+			return err
+		}
+		got, _ = m.Setting(c.Path)
+		if got == want || got == before || ctx.Err() != nil {
+			break
+		}
+	}
+	return j.After(c.Path, got)
+}
+
+// Restore puts back the value from before the first write and forgets it.
+type Restore struct{ Path, Value string }
+
+func (c Restore) String() string { return "restore " + c.Path + " = " + c.Value }
+
+// Apply is an error if the kernel does not take the value.
+func (c Restore) Apply(_ context.Context, m *Machine, j *Journal) error {
+	if _, err := setKernel(m, j, c.Path, c.Value); err != nil {
+		return err
+	}
+	return j.Forget(c.Path)
+}
+
+// Forget leaves a thing as it is and no longer counts it as the unit's.
+type Forget struct{ Key, Why string }
+
+func (c Forget) String() string { return "leave " + c.Key + " as it is: " + c.Why }
+
+// Apply changes the ledger only.
+func (c Forget) Apply(_ context.Context, _ *Machine, j *Journal) error { return j.Forget(c.Key) }
+
+// WriteManaged writes a file of the agent's own, with a header that says so.
+type WriteManaged struct{ Path, Content string }
+
+func (c WriteManaged) String() string { return "write " + c.Path + ":" + indented(c.Content) }
+
+func indented(content string) string {
+	var b strings.Builder
+	for line := range strings.Lines(content) {
+		b.WriteString("\n    " + strings.TrimSuffix(line, "\n"))
+	}
+	return b.String()
+}
+
+// Apply refuses to write over a file that someone else made or edited.
+func (c WriteManaged) Apply(_ context.Context, m *Machine, j *Journal) error {
+	now, err := m.ReadManaged(c.Path)
+	if err != nil {
+		return err
+	}
+	if now.Exists && !now.Ours {
+		return foreign(c.Path)
+	}
+	if err := j.Before(c.Path, "", !now.Exists, contentHash(c.Content)); err != nil {
+		return err
+	}
+	if err := m.WriteFile(c.Path, managedFile(c.Content)); err != nil {
+		return err
+	}
+	if now, err = m.ReadManaged(c.Path); err != nil || now.Content != c.Content {
+		return fmt.Errorf("%s does not read as it was written: %w", c.Path, err)
+	}
+	return j.After(c.Path, contentHash(c.Content))
+}
+
+// RemoveManaged removes a file of the agent's own.
+type RemoveManaged struct{ Path string }
+
+func (c RemoveManaged) String() string { return "remove " + c.Path }
+
+// Apply refuses to remove a file that someone else made or edited.
+func (c RemoveManaged) Apply(_ context.Context, m *Machine, j *Journal) error {
+	now, err := m.ReadManaged(c.Path)
+	if err != nil {
+		return err
+	}
+	if now.Exists && !now.Ours {
+		return foreign(c.Path)
+	}
+	if err := m.RemoveFile(c.Path); err != nil {
+		return err
+	}
+	return j.Forget(c.Path)
+}
+
+// Edit replaces the content of a file that is not the agent's, from what it was
+// when the change was planned. A copy of the file stays in the ledger.
+type Edit struct{ Path, Old, New string }
+
+func (c Edit) String() string {
+	return "edit " + c.Path + " from:" + indented(c.Old) + "\n  to:" + indented(c.New)
+}
+
+// Apply refuses a file that is no longer as it was.
+func (c Edit) Apply(_ context.Context, m *Machine, j *Journal) error {
+	now, err := m.ReadFile(c.Path)
+	if err != nil && c.Old != "" {
+		return err
+	}
+	if string(now) == c.New {
+		return nil
+	}
+	if string(now) != c.Old {
+		return fmt.Errorf("%s was %w since it was looked at", c.Path, ErrConflict)
+	}
+	if err := j.backup(c.Path, now); err != nil {
+		return err
+	}
+	return m.WriteFile(c.Path, []byte(c.New))
+}
+
+// Backup copies a file of the boot loader into the ledger, before a program
+// rewrites it.
+type Backup struct{ Path string }
+
+func (c Backup) String() string { return "keep a copy of " + c.Path }
+
+// Apply keeps one copy a file: the one from before the last rewrite.
+func (c Backup) Apply(_ context.Context, m *Machine, j *Journal) error {
+	data, err := m.ReadFile(c.Path)
+	if err != nil {
+		return err
+	}
+	return j.backup(c.Path, data)
+}
+
+func (j *Journal) backup(name string, data []byte) error {
+	flat := strings.ReplaceAll(strings.Trim(path.Clean(name), "/"), "/", "-")
+	return j.ledger.write(path.Join(j.ledger.dir, "backup", flat), data)
+}
+
+// RunCommand runs one of [Programs].
+type RunCommand struct{ Argv []string }
+
+// Command is a RunCommand of these words.
+func Command(argv ...string) RunCommand { return RunCommand{argv} }
+
+func (c RunCommand) String() string { return "run " + strings.Join(c.Argv, " ") }
+
+// Apply waits for the program to end.
+func (c RunCommand) Apply(ctx context.Context, m *Machine, _ *Journal) error {
+	return m.Run(ctx, c.Argv...)
+}
+
+// KeepArguments notes which kernel arguments a unit keeps from now on, before
+// the boot loader is told. Old ones may still stand in boot entries.
+type KeepArguments struct {
+	Tokens, Old []string
+}
+
+func (c KeepArguments) String() string {
+	switch {
+	case len(c.Tokens) == 0 && len(c.Old) == 0:
+		return "note that no kernel arguments are kept"
+	case len(c.Tokens) == 0:
+		return "note that kernel arguments are given up: " + strings.Join(c.Old, " ")
+	case len(c.Old) == 0:
+		return "note kernel arguments: " + strings.Join(c.Tokens, " ")
+	}
+	return "note kernel arguments: " + strings.Join(c.Tokens, " ") + " in place of " + strings.Join(c.Old, " ")
+}
+
+// Apply changes the ledger only. The same arguments keep the boot in which they
+// were first decided.
+func (c KeepArguments) Apply(_ context.Context, _ *Machine, j *Journal) error {
+	if len(c.Tokens) == 0 && len(c.Old) == 0 {
+		return j.keep(nil)
+	}
+	a := &Arguments{Tokens: c.Tokens, Old: c.Old, BootID: j.bootID, At: j.now().UTC()}
+	if before := j.prior.Arguments; before != nil && slices.Equal(before.Tokens, c.Tokens) {
+		a.BootID, a.At = before.BootID, before.At
+	}
+	return j.keep(a)
+}

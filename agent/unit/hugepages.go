@@ -1,0 +1,276 @@
+package unit
+
+import (
+	"fmt"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/bettercompute/bc/agent/host"
+	"github.com/bettercompute/bc/agent/wire"
+)
+
+// hugepages keeps pools of huge pages ("HugeTLB Pages", kernel admin guide).
+// The kernel gives as many pages as it finds, without an error, so what counts
+// is what is read back.
+type hugepages struct{}
+
+const (
+	poolsDir = "/sys/kernel/mm/hugepages"
+	nodesDir = "/sys/devices/system/node"
+)
+
+// What pools must leave for everything else. With less, the control plane's
+// host starves behind pages that are all there.
+const (
+	hostFloorKiB = 2 << 20   // of the machine
+	nodeFloorKiB = 512 << 10 // of each NUMA node
+)
+
+// poolRetry is how often a pool that stayed short is asked for again: memory
+// may have become free or contiguous.
+const poolRetry = 5 * time.Minute
+
+// pool is a pool of pages of one size, of the machine or of one node.
+type pool struct {
+	path                      string // of nr_hugepages
+	nr, free, resv, surplus   int
+	memoryKiB, otherPoolsKiB  int // of the machine or node; of pools of other sizes
+	node                      int // -1: of the machine
+	floorKiB, sizeKiB, wanted int
+}
+
+// pages is the persistent pool: surplus pages go back by themselves.
+func (p pool) pages() int { return p.nr - p.surplus }
+
+// inUse is how far the pool can shrink. Of a node the kernel does not say how
+// many are reserved.
+func (p pool) inUse() int { return min(p.nr-p.free+p.resv, p.pages()) }
+
+// most is how many pages leave the floor to the others.
+func (p pool) most() int { return max(0, (p.memoryKiB-p.otherPoolsKiB-p.floorKiB)/p.sizeKiB) }
+
+func (p pool) where() string {
+	if p.node < 0 {
+		return "the machine"
+	}
+	return "node " + strconv.Itoa(p.node)
+}
+
+func sizeName(kib int) string {
+	if kib >= wire.Hugepage1GiKiB {
+		return fmt.Sprintf("%dGi", kib>>20)
+	}
+	return fmt.Sprintf("%dMi", kib>>10)
+}
+
+func (hugepages) Plan(s Scene) Plan {
+	want := s.Want.Hugepages
+	p := Plan{Wanted: wantedPages(want)}
+	pools, problem := seePools(s.Machine.Root, want)
+	if problem != "" {
+		p.State, p.Reason = wire.Unsupported, problem
+		if len(s.Machine.Glob(poolsDir+"/*")) == 0 {
+			p.State = wire.NotApplicable
+		}
+		return p
+	}
+	p.Got = gotPages(want, pools)
+	for _, q := range pools {
+		if q.wanted > q.pages() && q.wanted > q.most() {
+			p.State = wire.Failed
+			p.Reason = fmt.Sprintf("%d pages of %s would leave %s less than the %d MiB that stay with the host: at most %d fit",
+				q.wanted, sizeName(q.sizeKiB), q.where(), q.floorKiB>>10, q.most())
+			return p
+		}
+	}
+	p.Steps = undoPools(s, func(name string) bool {
+		return slices.ContainsFunc(pools, func(q pool) bool { return q.path == name })
+	})
+	p.State = wire.InSync
+	for _, q := range pools {
+		planPool(s, q, &p)
+	}
+	return p
+}
+
+// planPool adds to the plan what one pool lacks.
+func planPool(s Scene, q pool, p *Plan) {
+	v, noted := s.Prior.Values[q.path]
+	have := q.pages()
+	left := noted && v.Known && v.Got == strconv.Itoa(have)
+	set := func(pages int) {
+		p.Steps = append(p.Steps, Step{
+			Change: host.SetPool{Path: q.path, Pages: pages}, Again: left,
+			Undo: "back to the pages that were there before",
+		})
+	}
+	switch {
+	case have < q.wanted:
+		p.State = wire.Partial
+		p.Reason = "the kernel found no more memory in one piece; it is asked again every " + poolRetry.String()
+		tried := left && v.Wrote == strconv.Itoa(q.wanted) && v.BootID == s.BootID
+		if !tried || s.Now.Sub(v.At) >= poolRetry {
+			set(q.wanted)
+		}
+	case have > q.wanted && noted && v.Known && v.Wrote == strconv.Itoa(q.wanted) && !left:
+		p.Reason = fmt.Sprintf("someone else added %d pages on %s", have-q.wanted, q.where())
+		if have > q.most() {
+			p.State = wire.Conflict
+			p.Reason += fmt.Sprintf(": less than %d MiB stay with the host", q.floorKiB>>10)
+		}
+	case have > q.wanted:
+		target := max(q.wanted, q.inUse())
+		if target > q.wanted {
+			p.State, p.Reason = wire.Partial, fmt.Sprintf("%d pages on %s are in use; they go when they are free", target, q.where())
+		}
+		if target < have {
+			set(target)
+		}
+	}
+}
+
+func (hugepages) Remove(s Scene) []Step {
+	return undoPools(s, func(string) bool { return false })
+}
+
+// undoPools is undoKernel for pools, which shrink no further than their use.
+func undoPools(s Scene, keep func(string) bool) []Step {
+	steps := undoKernel(s, keep)
+	for i, step := range steps {
+		r, ok := step.Change.(host.Restore)
+		if !ok {
+			continue
+		}
+		before, err := strconv.Atoi(r.Value)
+		q := seePool(s.Machine.Root, path.Dir(r.Path))
+		if err == nil && q.inUse() > before {
+			steps[i] = Step{Change: host.SetPool{Path: r.Path, Pages: q.inUse()}, Again: true, Undo: "none: these pages are in use"}
+		}
+	}
+	return slices.DeleteFunc(steps, func(step Step) bool {
+		c, ok := step.Change.(host.SetPool)
+		now, _ := s.Machine.Setting(c.Path)
+		return ok && now == strconv.Itoa(c.Pages) // nothing to gain before pages are free
+	})
+}
+
+// seePools lists the pools that are to be sized: one of the machine, or with
+// perNuma one of each node that has both memory and CPUs. Nodes without CPUs
+// are a GPU's or a memory expander's.
+func seePools(root *host.Root, want *wire.Hugepages) (pools []pool, problem string) {
+	dir := fmt.Sprintf("hugepages-%dkB", want.SizeKiB)
+	var sizes []string
+	for _, name := range root.Glob(poolsDir + "/hugepages-*kB") {
+		if kib, ok := poolSize(name); ok {
+			sizes = append(sizes, sizeName(kib))
+		}
+	}
+	switch {
+	case len(sizes) == 0:
+		return nil, "this kernel has no huge pages"
+	case !root.IsDir(path.Join(poolsDir, dir)):
+		return nil, fmt.Sprintf("this kernel has no pages of %s, only of %s", sizeName(want.SizeKiB), strings.Join(sizes, ", "))
+	}
+	meminfo, _ := root.ReadHead("/proc/meminfo", 4<<10)
+	nodes := memoryNodes(root)
+	if !want.PerNUMA || len(nodes) == 0 {
+		q := seePool(root, path.Join(poolsDir, dir))
+		q.node, q.wanted, q.floorKiB = -1, want.Count, hostFloorKiB
+		q.memoryKiB, q.otherPoolsKiB = memTotalKiB(string(meminfo)), otherPoolsKiB(root, poolsDir, want.SizeKiB)
+		return []pool{q}, ""
+	}
+	for _, id := range nodes {
+		node := path.Join(nodesDir, "node"+strconv.Itoa(id))
+		q := seePool(root, path.Join(node, "hugepages", dir))
+		info, _ := root.ReadHead(node+"/meminfo", 4<<10)
+		q.node, q.wanted, q.floorKiB = id, want.Count, nodeFloorKiB
+		q.memoryKiB, q.otherPoolsKiB = memTotalKiB(string(info)), otherPoolsKiB(root, node+"/hugepages", want.SizeKiB)
+		pools = append(pools, q)
+	}
+	return pools, ""
+}
+
+func seePool(root *host.Root, dir string) pool {
+	read := func(name string) int {
+		n, _ := root.Int(path.Join(dir, name)) // resv_hugepages is not there for a node
+		return int(n)
+	}
+	kib, _ := poolSize(dir)
+	return pool{
+		path: path.Join(dir, "nr_hugepages"), sizeKiB: kib, node: -1,
+		nr: read("nr_hugepages"), free: read("free_hugepages"), resv: read("resv_hugepages"), surplus: read("surplus_hugepages"),
+	}
+}
+
+// poolSize reads the size out of a folder's name: hugepages-2048kB.
+func poolSize(dir string) (kib int, ok bool) {
+	name, _ := strings.CutPrefix(path.Base(dir), "hugepages-")
+	kib, err := strconv.Atoi(strings.TrimSuffix(name, "kB"))
+	return kib, err == nil && kib > 0
+}
+
+func otherPoolsKiB(root *host.Root, dir string, sizeKiB int) int {
+	sum := 0
+	for _, name := range root.Glob(dir + "/hugepages-*kB") {
+		if q := seePool(root, name); q.sizeKiB != sizeKiB {
+			sum += q.nr * q.sizeKiB
+		}
+	}
+	return sum
+}
+
+// memoryNodes lists the nodes with memory and CPUs. Kernels without NUMA have
+// none.
+func memoryNodes(root *host.Root) []int {
+	memory, ok := root.CPUs(nodesDir + "/has_memory")
+	cpus, ok2 := root.CPUs(nodesDir + "/has_cpu")
+	if ok && ok2 {
+		return memory.Intersect(cpus).CPUs()
+	}
+	var nodes []int
+	online, _ := root.CPUs(nodesDir + "/online")
+	for _, id := range online.CPUs() {
+		node := nodesDir + "/node" + strconv.Itoa(id)
+		list, _ := root.CPUs(node + "/cpulist")
+		info, _ := root.ReadHead(node+"/meminfo", 4<<10)
+		if !list.IsEmpty() && memTotalKiB(string(info)) > 0 {
+			nodes = append(nodes, id)
+		}
+	}
+	return nodes
+}
+
+func memTotalKiB(meminfo string) int {
+	_, rest, ok := strings.Cut(meminfo, "MemTotal:")
+	if !ok {
+		return 0
+	}
+	fields := strings.Fields(rest)
+	if len(fields) == 0 {
+		return 0
+	}
+	n, _ := strconv.Atoi(fields[0])
+	return n
+}
+
+func wantedPages(want *wire.Hugepages) string {
+	text := fmt.Sprintf("%d pages of %s", want.Count, sizeName(want.SizeKiB))
+	if want.PerNUMA {
+		text += " on each NUMA node"
+	}
+	return text
+}
+
+func gotPages(want *wire.Hugepages, pools []pool) string {
+	if len(pools) == 1 && pools[0].node < 0 {
+		return fmt.Sprintf("%d pages of %s", pools[0].pages(), sizeName(want.SizeKiB))
+	}
+	var parts []string
+	for _, q := range pools {
+		parts = append(parts, fmt.Sprintf("node %d: %d", q.node, q.pages()))
+	}
+	return strings.Join(parts, ", ") + " pages of " + sizeName(want.SizeKiB)
+}

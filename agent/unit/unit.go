@@ -1,0 +1,199 @@
+package unit
+
+import (
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/bettercompute/bc/agent/host"
+	"github.com/bettercompute/bc/agent/wire"
+)
+
+// Unit is one config unit. Both methods look and never change anything.
+//
+// A plan is made again after it was applied. It then has no steps left, and
+// its state says how things are: that is what applied means. A prefix of a
+// plan is harmless, for planning again goes on from there.
+type Unit interface {
+	// Plan compares what is wanted with what is there. The wanted unit is valid
+	// by its own Validate.
+	Plan(Scene) Plan
+	// Remove lists what puts the machine back as it was before the unit: the
+	// values noted in Prior, with what others have changed since left alone. It
+	// is empty, and Prior too, once that is done.
+	Remove(Scene) []Step
+}
+
+// Scene is all that a unit may look at.
+type Scene struct {
+	Machine *host.Machine // to be read
+	Want    wire.Units    // of which a unit looks at its own
+	Held    []string      // UUIDs of the GPUs that a booking holds
+	Prior   host.Prior    // what the unit found and wrote
+	// Arguments are the kernel arguments that all units keep, by their name.
+	Arguments map[string]host.Arguments
+	BootID    string
+	Now       time.Time
+}
+
+// Plan is what is left to be done for a unit, and how it stands.
+type Plan struct {
+	Steps []Step // to be made now, in order; the first failure stops
+	Later []Step // that wait for what they need
+	// How the unit stands as the machine is, before any step.
+	State  wire.UnitState
+	Reason string // for people; no full stop at the end
+	Wanted string
+	Got    string
+}
+
+// Step is one change, with what it needs and how it is undone.
+type Step struct {
+	Change host.Change
+	Needs  Need
+	Undo   string // for people
+	// Again says that this was tried before and may do more now: it does not
+	// mean that somebody undid it.
+	Again bool
+}
+
+// Need says what a step waits for, or what its effect does.
+type Need string
+
+// What steps need.
+const (
+	NeedsNothing Need = ""
+	NeedsIdleGPU Need = "idle GPU" // the step waits
+	NeedsReboot  Need = "reboot"   // the step is made, its effect waits
+)
+
+// String is the step as a plan shows it.
+func (s Step) String() string {
+	if s.Needs == NeedsNothing {
+		return s.Change.String()
+	}
+	return s.Change.String() + "  (needs " + string(s.Needs) + ")"
+}
+
+func changes(steps []Step) []host.Change {
+	var out []host.Change
+	for _, s := range steps {
+		out = append(out, s.Change)
+	}
+	return out
+}
+
+// Lines is the plan for people, a line or more for each step.
+func (p Plan) Lines() string {
+	var b strings.Builder
+	for _, s := range p.Steps {
+		b.WriteString(s.String() + "\n")
+	}
+	for _, s := range p.Later {
+		b.WriteString("later: " + s.String() + "\n")
+	}
+	return b.String()
+}
+
+// names are the units' names in files, commands and systemd.
+var names = map[wire.UnitKind]string{
+	wire.UnitKernelModules: "kernel-modules",
+	wire.UnitHugepages:     "hugepages",
+	wire.UnitCPU:           "cpu",
+	wire.UnitIOMMU:         "iommu",
+	wire.UnitMIGLayout:     "mig-layout",
+	wire.UnitGPUSettings:   "gpu-settings",
+	wire.UnitGPUSharing:    "gpu-sharing",
+	wire.UnitK8sJoin:       "k8s-join",
+	wire.UnitTelemetry:     "telemetry",
+}
+
+// Name is a unit's name in files, commands and systemd: kernel-modules of
+// kernelModules.
+func Name(kind wire.UnitKind) string { return names[kind] }
+
+// KindOf finds the unit of a name. Both spellings are known.
+func KindOf(name string) (wire.UnitKind, bool) {
+	for kind, n := range names {
+		if n == name || string(kind) == name {
+			return kind, true
+		}
+	}
+	return "", false
+}
+
+// Service is the systemd unit that applies a unit at boot.
+func Service(kind wire.UnitKind) string { return "bc-" + Name(kind) + ".service" }
+
+// known gives the units that this binary can apply.
+func (r *Runner) known(kind wire.UnitKind) Unit {
+	switch kind {
+	case wire.UnitHugepages:
+		return hugepages{}
+	}
+	return nil
+}
+
+// only is the one unit of units, alone.
+func only(units wire.Units, kind wire.UnitKind) wire.Units {
+	var u wire.Units
+	switch kind {
+	case wire.UnitKernelModules:
+		u.KernelModules = units.KernelModules
+	case wire.UnitHugepages:
+		u.Hugepages = units.Hugepages
+	case wire.UnitCPU:
+		u.CPU = units.CPU
+	case wire.UnitIOMMU:
+		u.IOMMU = units.IOMMU
+	case wire.UnitMIGLayout:
+		u.MIGLayout = units.MIGLayout
+	case wire.UnitGPUSettings:
+		u.GPUSettings = units.GPUSettings
+	case wire.UnitGPUSharing:
+		u.GPUSharing = units.GPUSharing
+	case wire.UnitK8sJoin:
+		u.K8sJoin = units.K8sJoin
+	case wire.UnitTelemetry:
+		u.Telemetry = units.Telemetry
+	}
+	return u
+}
+
+// undoKernel lists what gives up the kernel values that are noted and not kept:
+// a value that the unit left is restored, one that someone else set since, or
+// that is gone, is left alone.
+func undoKernel(s Scene, keep func(path string) bool) []Step {
+	var steps []Step
+	for _, name := range sortedKeys(s.Prior.Values) {
+		v := s.Prior.Values[name]
+		if keep(name) || !kernelPath(name) {
+			continue
+		}
+		now, ok := s.Machine.Setting(name)
+		switch {
+		case !ok:
+			steps = append(steps, Step{Change: host.Forget{Key: name, Why: "it is gone"}})
+		case now == v.Before:
+			steps = append(steps, Step{Change: host.Forget{Key: name, Why: "it is as it was"}})
+		case !v.OurDoing(now):
+			steps = append(steps, Step{Change: host.Forget{Key: name, Why: "someone else set it to " + now}})
+		default:
+			steps = append(steps, Step{Change: host.Restore{Path: name, Value: v.Before}})
+		}
+	}
+	return steps
+}
+
+func kernelPath(name string) bool {
+	return strings.HasPrefix(name, "/sys/") || strings.HasPrefix(name, "/proc/")
+}
+
+func sortedKeys[V any](m map[string]V) []string {
+	keys := make([]string, 0, len(m))
+	for k := range m {
+		keys = append(keys, k)
+	}
+	slices.Sort(keys)
+	return keys
+}
