@@ -61,7 +61,7 @@ type buffer struct{ b []byte }
 
 var buffers = sync.Pool{New: func() any { return &buffer{b: make([]byte, 0, 4<<10)} }}
 
-const keptBuffer = 64 << 10
+const keptBuffer = 256 << 10
 
 func getBuffer() *buffer { return buffers.Get().(*buffer) }
 

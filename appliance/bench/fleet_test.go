@@ -270,6 +270,13 @@ type result struct {
 	times []time.Duration // of each request, sorted
 }
 
+// add takes another run in.
+func (r *result) add(o result) {
+	r.took += o.took
+	r.times = append(r.times, o.times...)
+	slices.Sort(r.times)
+}
+
 func (r result) rate() float64 { return float64(len(r.times)) / r.took.Seconds() }
 
 func (r result) at(share float64) time.Duration {

@@ -21,6 +21,7 @@ type memory struct {
 	tenants  map[string]appliance.Tenant
 	policies map[string][]appliance.AccessPolicy // by tenant
 	pools    map[string]*pool
+	visible  map[string][]string // tenant -> ids of the pools it sees, in order; made when asked for
 	quotas   map[quotaKey]*counter
 	nodes    map[string]*node
 	byToken  map[string]string // hash of a node's credential -> node id
@@ -79,6 +80,7 @@ func (c *Control) load(ctx context.Context) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.tenants, m.policies, m.pools = map[string]appliance.Tenant{}, map[string][]appliance.AccessPolicy{}, map[string]*pool{}
+	m.visible = map[string][]string{}
 	m.quotas, m.nodes = map[quotaKey]*counter{}, map[string]*node{}
 	m.byToken, m.byHost = map[string]string{}, map[string]string{}
 	m.waiting, m.stirred, m.expiries = map[string][]waiting{}, map[string]bool{}, map[string]appliance.Time{}
@@ -193,9 +195,11 @@ func (c *Control) refreshPool(tx *store.Tx, id string) (*pool, error) {
 	defer m.mu.Unlock()
 	before, was := m.pools[id]
 	m.pools[id] = facts
+	clear(m.visible)
 	tx.Undo(func() {
 		m.mu.Lock()
 		defer m.mu.Unlock()
+		clear(m.visible)
 		if was {
 			m.pools[id] = before
 		} else {
@@ -488,12 +492,46 @@ func (c *Control) loadReservations(tx *store.Tx) error {
 
 // poolsSeenBy lists the pools that a tenant sees, in order of id.
 func (m *memory) poolsSeenBy(tenant string) []*pool {
-	m.mu.RLock()
-	defer m.mu.RUnlock()
 	var out []*pool
-	for _, id := range sortedKeys(m.pools) {
-		if _, ok := m.pools[id].seenBy[tenant]; ok {
-			out = append(out, m.pools[id])
+	for _, id := range m.idsSeenBy(tenant) {
+		if p := m.pool(id); p != nil {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+// idsSeenBy lists the ids of the pools that a tenant sees, in order. The list
+// is shared and must not be changed.
+func (m *memory) idsSeenBy(tenant string) []string {
+	m.mu.RLock()
+	ids, ok := m.visible[tenant]
+	m.mu.RUnlock()
+	if ok {
+		return ids
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for id, p := range m.pools {
+		if _, ok := p.seenBy[tenant]; ok {
+			ids = append(ids, id)
+		}
+	}
+	slices.Sort(ids)
+	m.visible[tenant] = ids
+	return ids
+}
+
+// allResources are the names that a quota row can have, in order.
+var allResources = slices.Sorted(slices.Values(slices.Concat(appliance.GPUResources, appliance.Scalars)))
+
+// quotasOf lists a tenant's rows in a pool, in order of resource. The caller
+// holds mu.
+func (m *memory) quotasOf(tenant, poolID string) []appliance.Quota {
+	out := make([]appliance.Quota, 0, 4)
+	for _, r := range allResources {
+		if q := m.quotas[quotaKey{tenant, poolID, r}]; q != nil {
+			out = append(out, appliance.Quota{TenantID: tenant, PoolID: poolID, Resource: r, Max: q.max, Used: q.used, Available: max(0, q.max-q.used)})
 		}
 	}
 	return out

@@ -2,6 +2,7 @@ package control
 
 import (
 	"context"
+	"slices"
 
 	"github.com/bettercompute/bc/appliance"
 	"github.com/bettercompute/bc/appliance/iam"
@@ -114,46 +115,50 @@ func viewPool(p appliance.Pool, tenant string, quotas []appliance.Quota) applian
 }
 
 // ListPools shows the pools that the tenant owns or is offered, each with the
-// tenant's own quota rows, in order of id.
-func (c *Control) ListPools(ctx context.Context, who appliance.Caller, in appliance.TenantList) (out appliance.List[appliance.Pool], err error) {
+// tenant's own quota rows, in order of id. It is answered from memory.
+func (c *Control) ListPools(_ context.Context, who appliance.Caller, in appliance.TenantList) (out appliance.List[appliance.Pool], err error) {
 	if _, _, err := c.forTenant(who, appliance.PoolsRead, in.TenantID); err != nil {
 		return out, err
 	}
 	if err := in.Page.Validate(); err != nil {
 		return out, err
 	}
-	out.Items = []appliance.Pool{}
-	err = c.Store.Read(ctx, func(tx *store.Tx) error {
-		pools, err := tx.VisiblePools(in.TenantID, in.Cursor, in.Size()+1)
-		if err != nil || len(pools) == 0 {
-			return err
+	m := &c.mem
+	ids := m.idsSeenBy(in.TenantID)
+	from, found := slices.BinarySearch(ids, in.Cursor)
+	if found {
+		from++
+	}
+	ids = ids[from:]
+	if size := in.Size(); len(ids) > size {
+		ids = ids[:size]
+		out.NextCursor = ids[size-1]
+	}
+	views, rows := m.poolViews(in.TenantID, ids)
+	seen := c.IAM.DecideAll(iam.Question{Caller: who, Action: appliance.PoolsRead, Tenant: in.TenantID, At: c.Now()}, rows)
+	out.Items = make([]appliance.Pool, 0, len(views))
+	for i, v := range views {
+		if seen[i] {
+			out.Items = append(out.Items, v)
 		}
-		page := store.Page(pools, in.Size(), func(p appliance.Pool) string { return p.ID })
-		rows := make([]appliance.AuthzRow, len(page.Items))
-		for i, p := range page.Items {
-			rows[i] = p.Authz(in.TenantID)
+	}
+	return out, nil
+}
+
+// poolViews are pools as a tenant sees them, each with its authz row.
+func (m *memory) poolViews(tenant string, ids []string) (views []appliance.Pool, rows []appliance.AuthzRow) {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	for _, id := range ids {
+		p := m.pools[id]
+		if p == nil {
+			continue // its creation was rolled back since
 		}
-		seen := c.IAM.DecideAll(iam.Question{Caller: who, Action: appliance.PoolsRead, Tenant: in.TenantID, At: c.Now()}, rows)
-		quotas, err := tx.QuotasInPools(in.TenantID, page.Items[0].ID, page.Items[len(page.Items)-1].ID)
-		if err != nil {
-			return err
+		if row, ok := p.seenBy[tenant]; ok {
+			views, rows = append(views, viewPool(p.Pool, tenant, m.quotasOf(tenant, id))), append(rows, row)
 		}
-		for i, p := range page.Items {
-			mine := []appliance.Quota{}
-			for len(quotas) > 0 && quotas[0].PoolID <= p.ID {
-				if quotas[0].PoolID == p.ID {
-					mine = append(mine, quotas[0])
-				}
-				quotas = quotas[1:]
-			}
-			if seen[i] {
-				out.Items = append(out.Items, viewPool(p, in.TenantID, mine))
-			}
-		}
-		out.NextCursor = page.NextCursor
-		return nil
-	})
-	return out, err
+	}
+	return views, rows
 }
 
 // GetPool shows one pool as the tenant sees it.

@@ -49,14 +49,6 @@ func (tx *Tx) ArchivePool(id string, at appliance.Time) error {
 	return err
 }
 
-// VisiblePools lists the pools that a tenant owns or is offered, in order of
-// id, after a cursor. Archived ones are there for their owner alone.
-func (tx *Tx) VisiblePools(tenant, after string, limit int) ([]appliance.Pool, error) {
-	return collect(tx, scanPool, `SELECT `+poolColumns+poolFrom+`
-		JOIN pool_authz a ON a.pool_id = p.id AND a.tenant_id = ?1
-		WHERE p.id > ?2 ORDER BY p.id LIMIT ?3`, tenant, after, limit)
-}
-
 // OwnedPools lists the pools that a tenant owns, archived ones too.
 func (tx *Tx) OwnedPools(tenant string) ([]appliance.Pool, error) {
 	return collect(tx, scanPool, `SELECT `+poolColumns+poolFrom+`WHERE p.owner_tenant_id = ? ORDER BY p.id`, tenant)

@@ -46,13 +46,6 @@ func (tx *Tx) QuotasSeen(tenant, pool, of, after string, limit int) ([]appliance
 		ORDER BY q.pool_id, q.tenant_id, q.resource LIMIT ?5`, tenant, pool, of, after, limit)
 }
 
-// QuotasInPools reads a tenant's rows in the pools from first to last, both
-// included, in order of pool and resource: the rows of one page of pools.
-func (tx *Tx) QuotasInPools(tenant, first, last string) ([]appliance.Quota, error) {
-	return collect(tx, scanQuota, `SELECT `+quotaColumns+` FROM quotas
-		WHERE tenant_id = ? AND pool_id BETWEEN ? AND ? ORDER BY pool_id, resource`, tenant, first, last)
-}
-
 // QuotasIn lists every tenant's rows in a pool.
 func (tx *Tx) QuotasIn(pool string) ([]appliance.Quota, error) {
 	return collect(tx, scanQuota, `SELECT `+quotaColumns+` FROM quotas WHERE pool_id = ? ORDER BY tenant_id, resource`, pool)
