@@ -29,7 +29,7 @@ type memory struct {
 	index    *plan.Index
 	waiting  map[string][]waiting // pool id -> pending reservations in order of creation
 	stirred  map[string]bool      // pools in which something changed that those may wait for
-	expiries map[string]appliance.Time
+	ends     ends
 
 	// Counters to write with the next commit. The writer alone touches these.
 	dirtyQuotas map[quotaKey]bool
@@ -83,7 +83,7 @@ func (c *Control) load(ctx context.Context) error {
 	m.visible = map[string][]string{}
 	m.quotas, m.nodes = map[quotaKey]*counter{}, map[string]*node{}
 	m.byToken, m.byHost = map[string]string{}, map[string]string{}
-	m.waiting, m.stirred, m.expiries = map[string][]waiting{}, map[string]bool{}, map[string]appliance.Time{}
+	m.waiting, m.stirred, m.ends = map[string][]waiting{}, map[string]bool{}, ends{}
 	m.dirtyQuotas, m.dirtyNodes = map[quotaKey]bool{}, map[string]bool{}
 	m.index = plan.NewIndex()
 	return c.Store.Read(ctx, func(tx *store.Tx) error {
@@ -477,7 +477,7 @@ func (c *Control) loadReservations(tx *store.Tx) error {
 	}
 	for _, r := range claims {
 		if r.ExpiresAt != nil {
-			m.expiries[r.ID] = *r.ExpiresAt
+			m.ends.set(r.ID, r.ExpiresAt)
 		}
 		if r.State == appliance.Pending {
 			m.waiting[r.PoolID] = append(m.waiting[r.PoolID], waiting{queue: r.Queue, id: r.ID})

@@ -10,10 +10,7 @@ import (
 	"github.com/bettercompute/bc/appliance/store"
 )
 
-const (
-	topicExpiries = "expiries" // the end of a reservation moved
-	topicPending  = "pending"  // something changed that a pending reservation may wait for
-)
+const topicPending = "pending" // something changed that a pending reservation may wait for
 
 // enqueue puts a pending reservation into its pool's queue, in order of
 // creation.
@@ -87,9 +84,6 @@ func (c *Control) retryPools(ctx context.Context, pools []string) error {
 	}
 	return nil
 }
-
-// ExpiriesChanged is closed after the next commit that moved an end.
-func (c *Control) ExpiriesChanged() <-chan struct{} { return c.Store.ChangedIn(topicExpiries) }
 
 // retryPool tries a pool's pending reservations in order of creation. One
 // whose pool is gone for its tenant, or that has waited for too long, fails.

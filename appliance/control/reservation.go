@@ -6,7 +6,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/bettercompute/bc/agent/wire"
 	"github.com/bettercompute/bc/appliance"
@@ -587,61 +586,6 @@ func (c *Control) ExplainReservation(ctx context.Context, who appliance.Caller, 
 		x.Message = "the reservation is " + string(r.State)
 	}
 	return x, nil
-}
-
-// setExpiry keeps the end of a live reservation in memory; nil forgets it.
-func (c *Control) setExpiry(tx *store.Tx, id string, at *appliance.Time) {
-	m := &c.mem
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	before, was := m.expiries[id]
-	if at != nil {
-		m.expiries[id] = *at
-	} else {
-		delete(m.expiries, id)
-	}
-	tx.Undo(func() {
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		if was {
-			m.expiries[id] = before
-		} else {
-			delete(m.expiries, id)
-		}
-	})
-	tx.Touch(topicExpiries)
-}
-
-// ExpireDue ends the reservations whose time has come, and says how long it is
-// to the next; 0 if none has an end.
-func (c *Control) ExpireDue(ctx context.Context) (next time.Duration, err error) {
-	m := &c.mem
-	now := c.now()
-	m.mu.RLock()
-	var due []string
-	for id, at := range m.expiries {
-		if left := at.Sub(now.Time); left <= 0 {
-			due = append(due, id)
-		} else if next == 0 || left < next {
-			next = left
-		}
-	}
-	m.mu.RUnlock()
-	slices.Sort(due)
-	for _, id := range due {
-		err := c.Store.Write(ctx, func(tx *store.Tx) error {
-			r, err := tx.Reservation(id)
-			if err != nil || r.ExpiresAt == nil || r.ExpiresAt.After(c.now().Time) { // moved meanwhile
-				return err
-			}
-			_, err = c.end(tx, system("expiry"), &r, appliance.ReasonExpired, "its time is over")
-			return err
-		})
-		if err != nil {
-			return 0, err
-		}
-	}
-	return next, nil
 }
 
 // system is the trail of a reconciler.

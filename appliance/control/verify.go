@@ -162,7 +162,7 @@ func (c *Control) Verify(ctx context.Context) error {
 
 // verifyMemory compares what is kept of live reservations with their rows.
 func (c *Control) verifyMemory(live []store.Claim) error {
-	queues, ends := map[string][]waiting{}, 0
+	queues, timed := map[string][]waiting{}, 0
 	for _, r := range live {
 		if _, booked := c.mem.index.Booking(r.ID); booked != r.State.Booked() {
 			return fmt.Errorf("reservation %s is %s, in memory booked=%t", r.ID, r.State, booked)
@@ -171,14 +171,14 @@ func (c *Control) verifyMemory(live []store.Claim) error {
 			queues[r.PoolID] = append(queues[r.PoolID], waiting{queue: r.Queue, id: r.ID})
 		}
 		if r.ExpiresAt != nil {
-			ends++
-			if at := c.mem.expiries[r.ID]; !at.Equal(r.ExpiresAt.Time) {
+			timed++
+			if at := c.mem.ends.at[r.ID]; !at.Equal(r.ExpiresAt.Time) {
 				return fmt.Errorf("reservation %s ends at %s, in memory at %s", r.ID, r.ExpiresAt, at)
 			}
 		}
 	}
-	if ends != len(c.mem.expiries) {
-		return fmt.Errorf("%d live reservations have an end, in memory %d", ends, len(c.mem.expiries))
+	if timed != len(c.mem.ends.at) {
+		return fmt.Errorf("%d live reservations have an end, in memory %d", timed, len(c.mem.ends.at))
 	}
 	for pool, kept := range c.mem.waiting {
 		want := queues[pool]
