@@ -73,6 +73,9 @@ func (c *Control) offerable(p *pool, in appliance.OfferPool) error {
 	if p.Archived {
 		return refuse("the pool is archived and cannot be offered")
 	}
+	if p.policy.SingleTenant && in.IncludeDescendants {
+		return appliance.Refuse(appliance.InvalidState, "includeDescendants", "a singleTenant pool cannot be offered with includeDescendants")
+	}
 	if in.ToTenantID == p.OwnerTenantID {
 		return nil
 	}
@@ -84,9 +87,6 @@ func (c *Control) offerable(p *pool, in appliance.OfferPool) error {
 	}
 	if !p.policy.SingleTenant {
 		return nil
-	}
-	if in.IncludeDescendants {
-		return appliance.Refuse(appliance.InvalidState, "includeDescendants", "a singleTenant pool cannot be offered with includeDescendants")
 	}
 	for tenant := range p.offers {
 		if tenant != p.OwnerTenantID && tenant != in.ToTenantID {

@@ -43,7 +43,7 @@ func TestMain(m *testing.M) {
 
 // patience is how long a test waits for what must come. A wait that ends early
 // costs nothing, and the machine may be a busy one.
-const patience = 60 * time.Second
+const patience = 30 * time.Second
 
 // box is a running control plane.
 type box struct {
@@ -76,7 +76,11 @@ func startBox(t *testing.T, flags ...string) *box {
 
 func (b *box) start(t *testing.T) {
 	t.Helper()
-	args := append([]string{"serve", "--state-dir", b.dir}, b.flags...)
+	config := filepath.Join(b.dir, "appliance.toml")
+	if err := os.WriteFile(config, []byte("[reconcile]\nheartbeat = \"1s\"\npending_retry = \"1s\"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	args := append([]string{"serve", "--state-dir", b.dir, "--config", config}, b.flags...)
 	listeners := 2
 	if !strings.Contains(strings.Join(b.flags, " "), "--listen") {
 		args, listeners = append(args, "--listen", "none"), 1
@@ -208,7 +212,7 @@ func (p *person) try(t *testing.T, method string, in any) answer {
 func do[O any](t *testing.T, p *person, method string, in any) O {
 	t.Helper()
 	var out O
-	if err := p.Call(t.Context(), method, in, &out); err != nil {
+	if err := p.Call(context.WithoutCancel(t.Context()), method, in, &out); err != nil { // cleanups call too
 		t.Fatalf("%s calls %s with %v: %v", p.name, method, in, err)
 	}
 	return out
@@ -323,7 +327,7 @@ func (b *box) runFleet(t *testing.T, pool appliance.Pool, machine string, n int)
 		t.Fatal(err)
 	}
 	f = &agent.Fleet{
-		Server: "unix:" + b.socket, PoolID: pool.ID, Nodes: n, Machine: inv, Group: pool.Name + "/" + machine,
+		Server: "unix:" + b.socket, PoolID: pool.ID, Nodes: n, Machine: inv, Group: pool.ID + "/" + machine,
 		Log: slog.New(slog.DiscardHandler),
 	}
 	ctx, cancel := context.WithCancel(context.Background())
