@@ -77,10 +77,22 @@ func (c *Control) attention(tx *store.Tx) ([]appliance.Attention, error) {
 	for _, id := range sortedKeys(c.mem.waiting) {
 		if n := len(c.mem.waiting[id]); n > 0 && len(out) < maxAttention {
 			first := c.mem.waiting[id][0].id
-			out = append(out, appliance.Attention{Subject: id, Message: fmt.Sprintf("%d reservations wait in pool %s", n, id), Command: "bc reservations explain " + first})
+			message := fmt.Sprintf("%d reservations wait in pool %s", n, poolLabel(c.mem.pools[id]))
+			if n == 1 {
+				message = "a reservation waits in pool " + poolLabel(c.mem.pools[id])
+			}
+			out = append(out, appliance.Attention{Subject: id, Message: message, Command: "bc reservations explain " + first})
 		}
 	}
 	return out, nil
+}
+
+// poolLabel is how people call a pool.
+func poolLabel(p *pool) string {
+	if p.Name != "" {
+		return p.Name
+	}
+	return p.ID
 }
 
 // Ready says why the control plane cannot serve yet, nil when it can: the

@@ -137,14 +137,18 @@ func command() string {
 
 func printNext(w io.Writer, s *server, home string, n appliance.Node) {
 	bc := command()
-	fmt.Fprintf(w, "\nThis machine (%s) is %s in pool %s with %d GPUs.\n", n.Hostname, n.State, n.PoolID, len(n.Devices))
+	pool := n.PoolID
+	if p, err := s.control.GetPool(context.Background(), appliance.Operator("up", "up"), appliance.PoolRef{TenantID: home, PoolID: pool}); err == nil && p.Name != "" {
+		pool = p.Name
+	}
+	fmt.Fprintf(w, "\nThis machine (%s) is %s in pool %s with %d GPUs.\n", n.Hostname, n.State, pool, len(n.Devices))
 	for _, c := range n.Conditions {
 		if !c.Status && c.Message != "" && c.Type != appliance.ConditionRebootRequired {
 			fmt.Fprintf(w, "  %s: %s\n", c.Type, c.Message)
 		}
 	}
 	fmt.Fprintf(w, "\nGo on in another shell:\n\n  export BC_SERVER=unix:%s BC_TENANT=%s\n", s.cfg.Server.Socket, home)
-	fmt.Fprintf(w, "  %s status\n  %s pools list\n  %s nodes list\n  %s reservations create --pool %s --gpus 2 --for 8h --wait\n\n", bc, bc, bc, bc, n.PoolID)
+	fmt.Fprintf(w, "  %s status\n  %s pools list\n  %s nodes list\n  %s reservations create --pool %s --gpus 2 --for 8h --wait\n\n", bc, bc, bc, bc, pool)
 }
 
 func printUnjoined(w io.Writer, s *server, home, why string) {
