@@ -43,7 +43,7 @@ func (l *Library) states() States {
 func (p *probe) state(index int) State {
 	g := p.facts(index)
 	s := State{
-		UUID: g.UUID, Index: index, Address: g.Address, Product: g.Product, MemoryMiB: g.MemoryMiB,
+		UUID: g.UUID, Index: index, Minor: g.Minor, Address: g.Address, Product: g.Product, MemoryMiB: g.MemoryMiB,
 		Architecture: g.Architecture, Compute: g.Compute, Display: g.Display,
 		ECC: g.ECC, Persistence: g.Persistence, ComputeMode: g.ComputeMode,
 		Power: p.limits(), Processes: p.processes(),

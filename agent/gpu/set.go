@@ -46,6 +46,7 @@ type States struct {
 type State struct {
 	UUID         string
 	Index        int
+	Minor        int // N of /dev/nvidiaN, -1: not known
 	Address      string
 	Product      string
 	MemoryMiB    int

@@ -38,8 +38,12 @@ type Edge interface {
 	Run(ctx context.Context, argv ...string) error
 	// CanRun reports whether a program of [Programs] is installed here.
 	CanRun(program string) bool
-	// RestartUnit has systemd run a oneshot unit, and waits for its end.
+	// RestartUnit has systemd run a unit anew, and waits until a oneshot has
+	// ended or a service is up.
 	RestartUnit(ctx context.Context, unit string) error
+	// StopUnit has systemd stop a unit, and waits for its end. One that does not
+	// run is no error.
+	StopUnit(ctx context.Context, unit string) error
 	// UnitInstalled reports whether systemd runs here and has the unit.
 	UnitInstalled(ctx context.Context, unit string) bool
 	// UnitActive reports whether systemd says that the unit is active.
@@ -197,6 +201,10 @@ func (e treeEdge) CanRun(string) bool { return false }
 
 func (e treeEdge) RestartUnit(_ context.Context, unit string) error {
 	return fmt.Errorf("start %s: %w", unit, ErrRecorded)
+}
+
+func (e treeEdge) StopUnit(_ context.Context, unit string) error {
+	return fmt.Errorf("stop %s: %w", unit, ErrRecorded)
 }
 
 func (e treeEdge) UnitInstalled(context.Context, string) bool { return false }

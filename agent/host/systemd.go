@@ -39,28 +39,51 @@ func (e *realEdge) RestartUnit(ctx context.Context, unit string) error {
 	_ = conn.ResetFailedUnitContext(call, unit)
 	cancel()
 
+	result, err := e.job(ctx, conn, "start", unit, conn.RestartUnitContext)
+	if err != nil {
+		return err
+	}
+	return e.ended(ctx, conn, unit, result)
+}
+
+// StopUnit is an error if systemd did not stop the unit.
+func (e *realEdge) StopUnit(ctx context.Context, unit string) error {
+	conn, err := e.bus.get()
+	if err != nil {
+		return fmt.Errorf("stop %s: %w", unit, err)
+	}
+	result, err := e.job(ctx, conn, "stop", unit, conn.StopUnitContext)
+	if err == nil && result != "done" {
+		err = fmt.Errorf("stop %s: the job was %s; see systemctl status %s", unit, result, unit)
+	}
+	return err
+}
+
+// job has systemd do one job and waits for its result.
+func (e *realEdge) job(ctx context.Context, conn *dbus.Conn, verb, unit string,
+	begin func(ctx context.Context, name, mode string, done chan<- string) (int, error),
+) (string, error) {
 	// The result is delivered while the connection is locked: a channel that
 	// nobody reads would stop it for good.
 	done := make(chan string, 1)
-	call, cancel = context.WithTimeout(ctx, busTimeout)
-	_, err = conn.RestartUnitContext(call, unit, "replace", done)
+	call, cancel := context.WithTimeout(ctx, busTimeout)
+	_, err := begin(call, unit, "replace", done)
 	cancel()
 	if err != nil {
 		e.bus.drop(conn)
-		return fmt.Errorf("start %s: %w", unit, err)
+		return "", fmt.Errorf("%s %s: %w", verb, unit, err)
 	}
 	timer := time.NewTimer(unitTimeout)
 	defer timer.Stop()
-	var result string
 	select {
-	case result = <-done:
+	case result := <-done:
+		return result, nil
 	case <-ctx.Done():
-		return fmt.Errorf("start %s: %w", unit, ctx.Err())
+		return "", fmt.Errorf("%s %s: %w", verb, unit, ctx.Err())
 	case <-timer.C:
 		e.bus.drop(conn)
-		return fmt.Errorf("start %s: systemd did not say within %v how it ended; see systemctl status %s", unit, unitTimeout, unit)
+		return "", fmt.Errorf("%s %s: systemd did not say within %v how it ended; see systemctl status %s", verb, unit, unitTimeout, unit)
 	}
-	return e.ended(ctx, conn, unit, result)
 }
 
 // ended tells how a job ended: one that is done may have been skipped by a

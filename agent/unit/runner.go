@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/bettercompute/bc/agent/gpu"
 	"github.com/bettercompute/bc/agent/host"
 	"github.com/bettercompute/bc/agent/wire"
 )
@@ -24,6 +25,7 @@ import (
 type Runner struct {
 	Machine *host.Machine
 	Ledger  *host.Ledger
+	GPUs    *gpu.Library // nil: GPUs are not set
 	// Manage allows changes. Without it every unit is Unsupported, and says
 	// what it would change.
 	Manage bool
@@ -216,6 +218,9 @@ func (r *Runner) scene(kind wire.UnitKind, d Desired) (Scene, error) {
 	s := Scene{
 		Machine: r.Machine, Want: d.Units, Held: d.Held, Arguments: make(map[string]host.Arguments),
 		BootID: r.Machine.BootID(), Now: r.Now(),
+	}
+	if usesGPUs(kind) {
+		s.GPUs = look(r.GPUs)
 	}
 	for _, name := range r.Ledger.Units(host.Priors) {
 		var p host.Prior

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/bettercompute/bc/agent/gpu"
 	"github.com/bettercompute/bc/agent/host"
 	"github.com/bettercompute/bc/agent/wire"
 )
@@ -29,6 +30,7 @@ type Scene struct {
 	Machine *host.Machine // to be read
 	Want    wire.Units    // of which a unit looks at its own
 	Held    []string      // UUIDs of the GPUs that a booking holds
+	GPUs    gpu.States    // of units that look at GPUs
 	Prior   host.Prior    // what the unit found and wrote
 	// Arguments are the kernel arguments that all units keep, by their name.
 	Arguments map[string]host.Arguments
@@ -130,6 +132,10 @@ func (r *Runner) known(kind wire.UnitKind) Unit {
 	switch kind {
 	case wire.UnitHugepages:
 		return hugepages{}
+	case wire.UnitMIGLayout:
+		return migLayout{r.GPUs}
+	case wire.UnitGPUSettings:
+		return gpuSettings{r.GPUs}
 	}
 	return nil
 }

@@ -229,6 +229,14 @@ func (e *edge) RestartUnit(_ context.Context, unit string) error {
 	return nil
 }
 
+func (e *edge) StopUnit(_ context.Context, unit string) error {
+	return e.effect(func() error {
+		e.ran = append(e.ran, "systemctl stop "+unit)
+		e.active[unit] = false
+		return nil
+	})
+}
+
 func (e *edge) UnitInstalled(_ context.Context, unit string) bool { return e.units[unit] != nil }
 
 func (e *edge) UnitActive(_ context.Context, unit string) bool { return e.active[unit] }
