@@ -28,6 +28,7 @@ type memory struct {
 	byHost   map[string]string // machine id -> node id
 	index    *plan.Index
 	waiting  map[string][]waiting // pool id -> pending reservations in order of creation
+	turns    map[string]turn      // pool id -> who has its turn there; see turnAfter
 	stirred  map[string]bool      // pools in which something changed that those may wait for
 	ends     ends
 
@@ -72,6 +73,7 @@ type node struct {
 type waiting struct {
 	queue int64
 	id    string
+	asked *appliance.Reservation // but for its message, as it is stored
 }
 
 // load reads the whole state and compares memory with the rows.
@@ -83,7 +85,7 @@ func (c *Control) load(ctx context.Context) error {
 	m.visible = map[string][]string{}
 	m.quotas, m.nodes = map[quotaKey]*counter{}, map[string]*node{}
 	m.byToken, m.byHost = map[string]string{}, map[string]string{}
-	m.waiting, m.stirred, m.ends = map[string][]waiting{}, map[string]bool{}, ends{}
+	m.waiting, m.turns, m.stirred, m.ends = map[string][]waiting{}, map[string]turn{}, map[string]bool{}, ends{}
 	m.dirtyQuotas, m.dirtyNodes = map[quotaKey]bool{}, map[string]bool{}
 	m.index = plan.NewIndex()
 	return c.Store.Read(ctx, func(tx *store.Tx) error {
@@ -272,6 +274,11 @@ func (c *Control) charge(tx *store.Tx, tenant, poolID string, amounts appliance.
 func (m *memory) short(tenant, poolID string, amounts appliance.Amounts) []appliance.QuotaShort {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
+	return m.shortNow(tenant, poolID, amounts)
+}
+
+// shortNow is short for a caller that holds mu.
+func (m *memory) shortNow(tenant, poolID string, amounts appliance.Amounts) []appliance.QuotaShort {
 	var out []appliance.QuotaShort
 	for _, r := range amounts.Names() {
 		q := m.quotas[quotaKey{tenant, poolID, r}]
@@ -480,7 +487,7 @@ func (c *Control) loadReservations(tx *store.Tx) error {
 			m.ends.set(r.ID, r.ExpiresAt)
 		}
 		if r.State == appliance.Pending {
-			m.waiting[r.PoolID] = append(m.waiting[r.PoolID], waiting{queue: r.Queue, id: r.ID})
+			m.waiting[r.PoolID] = append(m.waiting[r.PoolID], waitingOf(r))
 			continue
 		}
 		if err := m.index.Book(bookingOf(r.Reservation)); err != nil {

@@ -17,7 +17,7 @@ const topicPending = "pending" // something changed that a pending reservation m
 func (c *Control) enqueue(tx *store.Tx, r store.Claim) {
 	c.setWaiting(tx, r.PoolID, func(q []waiting) []waiting {
 		at, _ := slices.BinarySearchFunc(q, r.Queue, func(w waiting, n int64) int { return cmp.Compare(w.queue, n) })
-		return slices.Insert(slices.Clone(q), at, waiting{queue: r.Queue, id: r.ID})
+		return slices.Insert(slices.Clone(q), at, waitingOf(r))
 	})
 }
 
@@ -25,6 +25,13 @@ func (c *Control) dequeue(tx *store.Tx, r store.Claim) {
 	c.setWaiting(tx, r.PoolID, func(q []waiting) []waiting {
 		return slices.DeleteFunc(slices.Clone(q), func(w waiting) bool { return w.id == r.ID })
 	})
+	c.mem.mu.Lock()
+	defer c.mem.mu.Unlock()
+	c.endTurn(tx, r.PoolID, r.ID)
+}
+
+func waitingOf(r store.Claim) waiting {
+	return waiting{queue: r.Queue, id: r.ID, asked: &r.Reservation}
 }
 
 func (c *Control) setWaiting(tx *store.Tx, poolID string, change func([]waiting) []waiting) {
@@ -59,24 +66,12 @@ func (c *Control) stir(tx *store.Tx, poolID string) {
 func (c *Control) PendingChanged() <-chan struct{} { return c.Store.ChangedIn(topicPending) }
 
 // RetryStirred tries the pending reservations of the pools in which something
-// changed since the last time; RetryAll those of every pool.
+// changed since the last time.
 func (c *Control) RetryStirred(ctx context.Context) error {
 	c.mem.mu.Lock()
 	pools := sortedKeys(c.mem.stirred)
 	clear(c.mem.stirred)
 	c.mem.mu.Unlock()
-	return c.retryPools(ctx, pools)
-}
-
-// RetryAll tries the pending reservations of every pool.
-func (c *Control) RetryAll(ctx context.Context) error {
-	c.mem.mu.RLock()
-	pools := sortedKeys(c.mem.waiting)
-	c.mem.mu.RUnlock()
-	return c.retryPools(ctx, pools)
-}
-
-func (c *Control) retryPools(ctx context.Context, pools []string) error {
 	for _, id := range pools {
 		if err := c.retryPool(ctx, id); err != nil {
 			return err
@@ -85,15 +80,41 @@ func (c *Control) retryPools(ctx context.Context, pools []string) error {
 	return nil
 }
 
+// RetryAll tries the pending reservations of every pool, and gives those that
+// have waited for long their turn.
+func (c *Control) RetryAll(ctx context.Context) error {
+	c.mem.mu.RLock()
+	pools := sortedKeys(c.mem.waiting)
+	c.mem.mu.RUnlock()
+	for _, id := range pools {
+		if err := c.retryPool(ctx, id); err != nil {
+			return err
+		}
+		if err := c.takeTurns(ctx, id); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// explained is for how many of a pool's reservations, the oldest first, a retry
+// writes down why they wait. Explaining looks at every node, and it is for
+// those that come next that the answer holds; reservations.explain answers for
+// any.
+const explained = 32
+
 // retryPool tries a pool's pending reservations in order of creation. One
 // whose pool is gone for its tenant, or that has waited for too long, fails.
 func (c *Control) retryPool(ctx context.Context, poolID string) error {
 	c.mem.mu.RLock()
 	queue := slices.Clone(c.mem.waiting[poolID])
 	c.mem.mu.RUnlock()
-	for _, w := range queue {
-		err := c.Store.Write(ctx, func(tx *store.Tx) error { return c.retry(tx, w.id) })
-		if err == nil {
+	for i, w := range queue {
+		var err error
+		if c.ripe(w) {
+			err = c.Store.Write(ctx, func(tx *store.Tx) error { return c.retry(tx, w.id) })
+		}
+		if err == nil && i < explained {
 			_, err = c.noteWhy(ctx, w.id)
 		}
 		if err != nil && !isNotFound(err) {
@@ -101,6 +122,26 @@ func (c *Control) retryPool(ctx context.Context, poolID string) error {
 		}
 	}
 	return nil
+}
+
+// ripe tells, at the price of no write, whether something is to be done about a
+// reservation that waits: it fits now, or has to fail.
+func (c *Control) ripe(w waiting) bool {
+	p, _ := c.mem.poolSeen(w.asked.PoolID, w.asked.TenantID)
+	if p == nil || p.Archived || c.now().Sub(w.asked.CreatedAt.Time) > p.policy.MaxPending() {
+		return true
+	}
+	m := &c.mem
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	if m.tenants[w.asked.TenantID].State != appliance.TenantActive || len(m.shortNow(w.asked.TenantID, p.ID, w.asked.Resources)) > 0 {
+		return false
+	}
+	if m.turns[p.ID].id == w.id { // the index does not show it what is kept for it
+		return true
+	}
+	_, fits := m.index.Place(request(p, *w.asked))
+	return fits
 }
 
 // noteWhy writes down why a reservation is still pending, if that has changed,

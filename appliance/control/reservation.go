@@ -170,7 +170,7 @@ func quotaExceeded(s appliance.QuotaShort) error {
 // request is a reservation as the placement index takes it.
 func request(p *pool, r appliance.Reservation) plan.Request {
 	return plan.Request{
-		PoolID: p.ID, Resources: r.Resources, Nodes: r.Nodes, Selector: r.Selector, Binding: r.Binding, PerGPU: perGPU(p),
+		PoolID: p.ID, ReservationID: r.ID, Resources: r.Resources, Nodes: r.Nodes, Selector: r.Selector, Binding: r.Binding, PerGPU: perGPU(p),
 	}
 }
 
@@ -248,7 +248,14 @@ func reservationEvent(r appliance.Reservation) *reservationFacts {
 func (c *Control) tryPlace(tx *store.Tx, tr trail, p *pool, r *store.Claim) (bool, error) {
 	m := &c.mem
 	m.mu.Lock()
+	mine := m.turns[p.ID]
+	if mine.id == r.ID {
+		m.index.Keep(mine.nodes, "") // for this decision alone; dequeue ends the turn
+	}
 	d, fits := m.index.Place(request(p, r.Reservation))
+	if mine.id == r.ID {
+		m.index.Keep(mine.nodes, r.ID)
+	}
 	if fits {
 		r.Placements, r.Booked, r.MIGProfile = d.Placements, d.Booked, d.Profile
 		if err := m.index.Book(bookingOf(r.Reservation)); err != nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 
 	"github.com/bettercompute/bc/appliance"
@@ -168,7 +169,7 @@ func (c *Control) verifyMemory(live []store.Claim) error {
 			return fmt.Errorf("reservation %s is %s, in memory booked=%t", r.ID, r.State, booked)
 		}
 		if r.State == appliance.Pending {
-			queues[r.PoolID] = append(queues[r.PoolID], waiting{queue: r.Queue, id: r.ID})
+			queues[r.PoolID] = append(queues[r.PoolID], waitingOf(r))
 		}
 		if r.ExpiresAt != nil {
 			timed++
@@ -183,7 +184,7 @@ func (c *Control) verifyMemory(live []store.Claim) error {
 	for pool, kept := range c.mem.waiting {
 		want := queues[pool]
 		delete(queues, pool)
-		if fmt.Sprint(kept) != fmt.Sprint(want) {
+		if !slices.EqualFunc(kept, want, func(a, b waiting) bool { return a.id == b.id && a.queue == b.queue }) {
 			return fmt.Errorf("in pool %s wait %v, in memory %v", pool, want, kept)
 		}
 	}

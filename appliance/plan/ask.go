@@ -11,7 +11,7 @@ import (
 
 // ask reads a request. What no node of the pool can serve has a refusal.
 func (x *Index) ask(r Request) *ask {
-	a := &ask{nodes: max(1, r.Nodes), pool: x.pools[r.PoolID], profiles: []string{""}}
+	a := &ask{nodes: max(1, r.Nodes), pool: x.pools[r.PoolID], profiles: []string{""}, holder: r.ReservationID}
 	if a.pool == nil {
 		a.refusal = "the pool has no nodes"
 		return a

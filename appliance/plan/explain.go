@@ -97,7 +97,7 @@ func boolCompare(a, b bool) int {
 }
 
 func (a *ask) lackOf(n *node) lack {
-	l := lack{node: n, closed: !n.takes()}
+	l := lack{node: n, closed: !n.takes() && !(n.keptFor != "" && n.keptFor == a.holder && n.schedulable && !n.leased)}
 	e := n.entry()
 	l.excluded = !a.matches(&e) || a.hostname != nil && !a.hostname.Matches(n.hostname)
 	free, _ := a.countAtoms(n)
@@ -157,6 +157,8 @@ func (a *ask) words(l lack) []string {
 		out = append(out, "node is "+n.why)
 	case n.leased:
 		out = append(out, "the whole machine is booked")
+	case n.keptFor != "" && n.keptFor != a.holder:
+		out = append(out, "kept free for a reservation that has waited longer")
 	}
 	out = append(out, a.selectorWords(n)...)
 	if l.whole && !n.leased {

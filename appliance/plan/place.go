@@ -17,6 +17,9 @@ type Request struct {
 	Nodes     int // 0 means 1
 	Selector  appliance.Selector
 	Binding   appliance.BindingKind
+	// ReservationID is that of one that waits: Explain counts nodes that are
+	// kept for it. See [Index.Keep].
+	ReservationID string
 	// PerGPU is policy.perGpu: what it names replaces the default host share of
 	// a GPU, resource by resource. Only vcpu and memoryGiB count.
 	PerGPU appliance.Amounts
@@ -80,6 +83,7 @@ type ask struct {
 	hostname *appliance.Match
 	profiles []string // MIG profiles that will do, in order; one "" elsewhere
 	profile  string   // the one in question
+	holder   string   // Request.ReservationID
 	pinned   bool
 	whole    bool
 	refusal  string    // why nothing in the pool can ever serve it

@@ -40,6 +40,8 @@ type node struct {
 	cpus      cpuBits // set aside
 	memoryMiB []int64 // booked on each memory node of the topology; nil: nothing
 	leased    bool    // whole, by a booking that binds the node
+
+	keptFor string // the reservation for which the node is kept free; "" if there is none
 }
 
 // class is the attributes that some nodes have alike, but for the hostname.
@@ -173,7 +175,9 @@ func (n *node) isBooked(name string) bool {
 }
 
 // takes tells whether the node takes new bookings.
-func (n *node) takes() bool { return n.role == appliance.RoleHost && n.schedulable && !n.leased }
+func (n *node) takes() bool {
+	return n.role == appliance.RoleHost && n.schedulable && !n.leased && n.keptFor == ""
+}
 
 // freeRow is what is free of a counted resource, -1 if there is no row.
 func (n *node) freeRow(i int) int32 {
