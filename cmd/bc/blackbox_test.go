@@ -1,4 +1,4 @@
-package main
+package main_test
 
 import (
 	"bufio"
@@ -6,7 +6,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"flag"
 	"io"
 	"log/slog"
 	"net"
@@ -19,8 +18,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/rogpeppe/go-internal/testscript"
-
 	"github.com/bettercompute/bc/agent"
 	"github.com/bettercompute/bc/agent/inventory"
 	"github.com/bettercompute/bc/appliance"
@@ -31,15 +28,6 @@ import (
 // What the black-box tests of the whole program share: a server that runs as a
 // process of its own, people who call it over real sockets, and nodes that are
 // agents of the real kind over recorded machines.
-
-var update = flag.Bool("update", false, "write the files that the tests compare with")
-
-// TestMain makes the test binary be the program where a test or a script calls
-// it by one of its names.
-func TestMain(m *testing.M) {
-	program := func() { os.Exit(run(os.Args)) }
-	testscript.Main(m, map[string]func(){"bc": program, "bcd": program, "better-compute": program})
-}
 
 // patience is how long a test waits for what must come. A wait that ends early
 // costs nothing, and the machine may be a busy one.
