@@ -19,6 +19,7 @@ type session struct {
 	*api.Client
 	*printer
 	tenant string
+	local  bool // over a Unix socket and without a key: as the local operator
 }
 
 // dial connects to the control plane that the flags, the environment and the
@@ -39,7 +40,7 @@ func dial(c *cli.Context) (*session, error) {
 	if err != nil {
 		return nil, usage{err}
 	}
-	return &session{Client: client, printer: p, tenant: set.Tenant}, nil
+	return &session{Client: client, printer: p, tenant: set.Tenant, local: isUnix(set.Server) && set.Token == ""}, nil
 }
 
 // open is dial for commands that act in a tenant's name.

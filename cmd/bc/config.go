@@ -92,7 +92,7 @@ func readConfig(path string, named bool) (config, error) {
 	if err != nil {
 		return c, err
 	}
-	if err := parseTOML(path, string(text), &c); err != nil {
+	if err := parseTOML(path, string(text), &c, nil); err != nil {
 		return c, err
 	}
 	if err := c.validate(); err != nil {
@@ -110,7 +110,7 @@ func orFile(key string) string {
 
 // lineOf finds the line of a key, 1 if it cannot be told.
 func lineOf(text string, key toml.Key) int {
-	table := ""
+	table, last := "", 1
 	for i, line := range strings.Split(text, "\n") {
 		line = strings.TrimSpace(line)
 		if strings.HasPrefix(line, "[") {
@@ -125,8 +125,11 @@ func lineOf(text string, key toml.Key) int {
 		if found && (table+"."+name == key.String() || table == "" && name == key.String()) {
 			return i + 1
 		}
+		if strings.Contains(line, key[len(key)-1]) {
+			last = i + 1 // in an inline table, or below a table that is named otherwise
+		}
 	}
-	return 1
+	return last
 }
 
 func (c config) validate() error {

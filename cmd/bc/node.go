@@ -10,6 +10,7 @@ import (
 
 	"github.com/bettercompute/bc/agent/wire"
 	"github.com/bettercompute/bc/appliance"
+	"github.com/bettercompute/bc/appliance/api"
 )
 
 func nodeCommand() *cli.Command {
@@ -23,27 +24,153 @@ func nodeCommand() *cli.Command {
 		&cli.Command{
 			Name: "get", Usage: "show a node with its GPUs, resources, units and conditions", ArgsUsage: "NODE", BashComplete: completeNodes,
 			Description: "A node is named by its id or its host name.\n\nExamples:\n   bc nodes get gpu-01\n   bc nodes get gpu-01 -o yaml",
-			Action: func(c *cli.Context) error {
-				want, err := oneName(c, "a node, by id or host name")
-				if err != nil {
-					return err
-				}
-				s, err := open(c)
-				if err != nil {
-					return err
-				}
-				n, err := s.findNode(c.Context, want)
-				if err != nil {
-					return err
-				}
-				names, err := s.poolNames(c)
-				if err != nil {
-					return err
-				}
-				return item(s.printer, n, n.ID, func(sh *sheet, n appliance.Node) { nodeSheet(sh, n, names) })
-			},
+			Action:      getNode,
+		},
+		nodeVerb("cordon", "take no new bookings on a node; what runs goes on"),
+		nodeVerb("uncordon", "take bookings on a node again"),
+		nodeVerb("drain", "take no new bookings on a node, to empty it"),
+		&cli.Command{
+			Name: "label", Usage: "set or remove a node's labels, which selectors match", ArgsUsage: "NODE KEY=VALUE… KEY-…", BashComplete: completeNodes,
+			Description: "KEY=VALUE sets a label, KEY- removes it.\n\nExamples:\n   bc nodes label gpu-01 rack=r12 row-",
+			Action:      labelNode,
+		},
+		&cli.Command{
+			Name: "remove", Usage: "take an empty node out of its pool", ArgsUsage: "NODE", BashComplete: completeNodes,
+			Description: "Examples:\n   bc nodes remove gpu-01",
+			Flags:       []cli.Flag{yesFlag()},
+			Action:      removeNode,
+		},
+		&cli.Command{
+			Name: "explain", Usage: "say what a node is, what it lacks, and what would help", ArgsUsage: "NODE", BashComplete: completeNodes,
+			Description: "Examples:\n   bc nodes explain gpu-01",
+			Action:      explainNode,
 		},
 	)
+}
+
+// theNode finds the node that the argument names.
+func theNode(c *cli.Context) (*session, appliance.Node, error) {
+	want, err := oneName(c, "a node, by id or host name")
+	if err != nil {
+		return nil, appliance.Node{}, err
+	}
+	s, err := open(c)
+	if err != nil {
+		return nil, appliance.Node{}, err
+	}
+	n, err := s.findNode(c.Context, want)
+	return s, n, err
+}
+
+func getNode(c *cli.Context) error {
+	s, n, err := theNode(c)
+	if err != nil {
+		return err
+	}
+	names, err := s.poolNames(c)
+	if err != nil {
+		return err
+	}
+	return item(s.printer, n, n.ID, func(sh *sheet, n appliance.Node) { nodeSheet(sh, n, names) })
+}
+
+// nodeVerb is a verb that moves a node from one state to another.
+func nodeVerb(verb, usage string) *cli.Command {
+	return &cli.Command{
+		Name: verb, Usage: usage, ArgsUsage: "NODE", BashComplete: completeNodes,
+		Description: "Examples:\n   bc nodes " + verb + " gpu-01",
+		Action: func(c *cli.Context) error {
+			s, n, err := theNode(c)
+			if err != nil {
+				return err
+			}
+			return s.moveNode(c, verb, n.ID)
+		},
+	}
+}
+
+func (s *session) moveNode(c *cli.Context, verb, id string) error {
+	n, err := api.Do[appliance.NodeRef, appliance.Node](c.Context, s.Client, "nodes."+verb, appliance.NodeRef{TenantID: s.tenant, NodeID: id})
+	if err != nil {
+		return err
+	}
+	return did(s.printer, n, n.ID, "Node %s is %s (%s).", n.Hostname, n.State, n.ID)
+}
+
+func removeNode(c *cli.Context) error {
+	s, n, err := theNode(c)
+	if err != nil {
+		return err
+	}
+	if err := confirm(c, fmt.Sprintf("Take node %s out of its pool?", n.Hostname)); err != nil {
+		return err
+	}
+	return s.moveNode(c, "remove", n.ID)
+}
+
+func labelNode(c *cli.Context) error {
+	if c.NArg() < 2 {
+		return usagef("%s needs a node and its labels; see %s --help", c.Command.HelpName, c.Command.HelpName)
+	}
+	labels := map[string]string{}
+	for _, word := range c.Args().Tail() {
+		k, v, sets := strings.Cut(word, "=")
+		if !sets {
+			var removes bool
+			if k, removes = strings.CutSuffix(word, "-"); !removes {
+				return usagef("%q is neither KEY=VALUE nor KEY-", word)
+			}
+		} else if v == "" {
+			return usagef("%q sets nothing; %s- removes the label", word, k)
+		}
+		if _, twice := labels[k]; twice {
+			return usagef("label %s is given twice", k)
+		}
+		labels[k] = v
+	}
+	s, err := open(c)
+	if err != nil {
+		return err
+	}
+	n, err := s.findNode(c.Context, c.Args().First())
+	if err != nil {
+		return err
+	}
+	n, err = api.Do[appliance.LabelNode, appliance.Node](c.Context, s.Client, "nodes.label", appliance.LabelNode{TenantID: s.tenant, NodeID: n.ID, Labels: labels})
+	if err != nil {
+		return err
+	}
+	return did(s.printer, n, n.ID, "Node %s has %s: %s.", n.Hostname, count(len(n.Labels), "label"), orDash(labelText(n.Labels)))
+}
+
+// labelText writes labels as --label and --selector take them.
+func labelText(labels map[string]string) string {
+	var out []string
+	for _, k := range sortedKeys(labels) {
+		out = append(out, k+"="+labels[k])
+	}
+	return strings.Join(out, " ")
+}
+
+func explainNode(c *cli.Context) error {
+	s, n, err := theNode(c)
+	if err != nil {
+		return err
+	}
+	x, err := api.Do[appliance.NodeRef, appliance.NodeExplanation](c.Context, s.Client, "nodes.explain", appliance.NodeRef{TenantID: s.tenant, NodeID: n.ID})
+	if err != nil {
+		return err
+	}
+	return item(s.printer, x, n.ID, func(sh *sheet, x appliance.NodeExplanation) {
+		sh.fact("Node", n.Hostname)
+		if n.Simulated {
+			sh.fact("Simulated", "yes: a recorded machine, not a real one")
+		}
+		sh.state("State", string(x.State))
+		sh.fact("Why", x.Message)
+		sh.lines("Findings", x.Findings)
+		sh.lines("What would help", x.Helps)
+	})
 }
 
 // poolNames maps the ids of the pools that the tenant sees to their names, for

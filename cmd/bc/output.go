@@ -162,7 +162,7 @@ func (p *printer) paint(sgr, s string) string {
 // stateColours colours the words for states, of whatever thing.
 var stateColours = map[string]string{
 	"ready": green, "active": green, "healthy": green, "InSync": green, "yes": green,
-	"pending": yellow, "placed": yellow, "adopting": yellow, "cordoned": yellow, "draining": yellow, "suspended": yellow,
+	"pending": yellow, "placed": yellow, "adopting": yellow, "cordoned": yellow, "draining": yellow, "suspended": yellow, "disabled": yellow,
 	"Partial": yellow, "PendingReboot": yellow, "PendingIdle": yellow,
 	"quarantined": red, "unreachable": red, "lost": red, "failed": red, "unhealthy": red, "missing": red, "no": red,
 	"Conflict": red, "Failed": red, "Unsupported": red,

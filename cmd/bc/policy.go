@@ -7,7 +7,6 @@ import (
 	"io"
 	"maps"
 	"math/big"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -59,13 +58,7 @@ func changedPolicy(c *cli.Context, now appliance.RawPolicy) (appliance.RawPolicy
 // readPolicyFile reads a policy in JSON, which is kept as it is written, or in
 // TOML. A file's ending decides, else its first character.
 func readPolicyFile(path string) (appliance.RawPolicy, error) {
-	var text []byte
-	var err error
-	if path == "-" {
-		text, err = io.ReadAll(os.Stdin)
-	} else {
-		text, err = os.ReadFile(path)
-	}
+	text, err := readInput(path)
 	if err != nil {
 		return nil, err
 	}
@@ -83,7 +76,7 @@ func readPolicyFile(path string) (appliance.RawPolicy, error) {
 		return bytes.TrimSpace(text), nil
 	}
 	object := map[string]any{}
-	if err := parseTOML(path, string(text), &object); err != nil {
+	if err := parseTOML(path, string(text), &object, func(toml.Key) bool { return true }); err != nil {
 		return nil, usage{err}
 	}
 	b, err := json.Marshal(object)

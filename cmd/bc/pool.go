@@ -239,12 +239,7 @@ func poolSheet(s *sheet, r poolRow) {
 		capacitySheet(s, *r.capacity)
 	}
 	s.table("Quota of this tenant", quotaTable(r.Quotas, nil))
-	if lines := policyLines(r.Policy); len(lines) > 0 {
-		s.heading("Policy")
-		for _, l := range lines {
-			s.line(l)
-		}
-	}
+	s.lines("Policy", policyLines(r.Policy))
 }
 
 func poolCapacity(c *cli.Context) error {

@@ -272,11 +272,7 @@ func reservationSheet(s *sheet, r appliance.Reservation, pools, hosts map[string
 		s.fact("Binding", string(r.Binding))
 	}
 	s.fact("Booked", r.Booked.String())
-	var labels []string
-	for _, k := range sortedKeys(r.Labels) {
-		labels = append(labels, k+"="+r.Labels[k])
-	}
-	s.fact("Labels", strings.Join(labels, " "))
+	s.fact("Labels", labelText(r.Labels))
 	if r.ID != "" {
 		s.fact("Made", s.p.exact(&r.CreatedAt)+" by "+r.CreatedBy)
 	}
@@ -319,10 +315,5 @@ func explanationSheet(s *sheet, x appliance.Explanation) {
 		field[appliance.NodeReason]{column{head: "FITS", state: true}, func(n appliance.NodeReason) string { return yesNo(n.Fits) }},
 		field[appliance.NodeReason]{column{head: "MISSING", flex: s.p.format != formatWide}, func(n appliance.NodeReason) string { return strings.Join(n.Missing, "; ") }},
 	))
-	if len(x.Helps) > 0 {
-		s.heading("What would help")
-		for _, h := range x.Helps {
-			s.line(h)
-		}
-	}
+	s.lines("What would help", x.Helps)
 }

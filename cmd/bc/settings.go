@@ -59,10 +59,12 @@ func readTOML(path string, into any) error {
 	if err != nil {
 		return err
 	}
-	return parseTOML(path, string(text), into)
+	return parseTOML(path, string(text), into, nil)
 }
 
-func parseTOML(path, text string, into any) error {
+// parseTOML is readTOML of a text. What stands below a key for which free
+// answers true may have any keys.
+func parseTOML(path, text string, into any, free func(toml.Key) bool) error {
 	md, err := toml.Decode(text, into)
 	if err != nil {
 		var bad toml.ParseError
@@ -71,8 +73,10 @@ func parseTOML(path, text string, into any) error {
 		}
 		return fmt.Errorf("%s: %w", path, err)
 	}
-	if unknown := md.Undecoded(); len(unknown) > 0 {
-		return fmt.Errorf("%s:%d: %s: unknown key", path, lineOf(text, unknown[0]), unknown[0])
+	for _, key := range md.Undecoded() {
+		if free == nil || !free(key) {
+			return fmt.Errorf("%s:%d: %s: unknown key", path, lineOf(text, key), key)
+		}
 	}
 	return nil
 }

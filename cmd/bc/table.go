@@ -265,6 +265,17 @@ func (s *sheet) line(value string) {
 	}
 }
 
+// lines writes texts below a heading, and nothing without any.
+func (s *sheet) lines(title string, texts []string) {
+	if len(texts) == 0 {
+		return
+	}
+	s.heading(title)
+	for _, t := range texts {
+		s.line(t)
+	}
+}
+
 // table writes a table below a heading, and nothing without rows.
 func (s *sheet) table(title string, t *table) {
 	if len(t.rows) == 0 {

@@ -87,96 +87,48 @@ func tenantCommand() *cli.Command {
 				return did(s.printer, t, t.ID, "Tenant %s is made below %s. Let it see a pool with: bc pools offer POOL --to %s --gpus N", t.ID, t.ParentID, t.ID)
 			},
 		},
+		tenantVerb("suspend", "refuse a tenant's new reservations; what runs goes on", ""),
+		tenantVerb("resume", "take a suspended tenant's reservations again", ""),
+		tenantVerb("delete", "tear a tenant down: its pools are archived, its reservations end",
+			"Delete tenant %s? Its pools are archived and its reservations end. This cannot be undone."),
 	)
+}
+
+// tenantVerb is a verb that moves a tenant from one state to another, after a
+// question if there is one.
+func tenantVerb(verb, usage, question string) *cli.Command {
+	cmd := &cli.Command{
+		Name: verb, Usage: usage, ArgsUsage: "TENANT",
+		Description: "Examples:\n   bc tenants " + verb + " acme --tenant root",
+		Action: func(c *cli.Context) error {
+			id, err := oneName(c, "a tenant")
+			if err != nil {
+				return err
+			}
+			s, err := open(c)
+			if err != nil {
+				return err
+			}
+			if question != "" {
+				if err := confirm(c, fmt.Sprintf(question, id)); err != nil {
+					return err
+				}
+			}
+			t, err := api.Do[appliance.TenantRef, appliance.Tenant](c.Context, s.Client, "tenants."+verb, appliance.TenantRef{TenantID: s.tenant, ID: id})
+			if err != nil {
+				return err
+			}
+			return did(s.printer, t, t.ID, "Tenant %s is %s.", t.ID, t.State)
+		},
+	}
+	if question != "" {
+		cmd.Flags = []cli.Flag{yesFlag()}
+	}
+	return cmd
 }
 
 func (s *session) tenants(c *cli.Context) ([]appliance.Tenant, error) {
 	return list[appliance.Tenant](c.Context, s.Client, "tenants.list", func(page appliance.Page) any {
 		return appliance.TenantList{TenantID: s.tenant, Page: page}
 	})
-}
-
-func siteCommand() *cli.Command {
-	return group("sites", "site", "where machines stand",
-		&cli.Command{
-			Name: "list", Usage: "list the tenant's own sites",
-			Description: "Examples:\n   bc sites list",
-			Action: func(c *cli.Context) error {
-				if err := noArguments(c); err != nil {
-					return err
-				}
-				s, err := open(c)
-				if err != nil {
-					return err
-				}
-				sites, err := s.sites(c.Context)
-				if err != nil {
-					return err
-				}
-				empty := fmt.Sprintf("Tenant %s has no site. Make one with: bc sites create NAME --region REGION", s.tenant)
-				return items(s.printer, sites, func(x appliance.Site) string { return x.ID }, empty, func(xs []appliance.Site) *table {
-					return newTable(xs,
-						field[appliance.Site]{column{head: "NAME"}, func(x appliance.Site) string { return x.Name }},
-						field[appliance.Site]{column{head: "ID"}, func(x appliance.Site) string { return x.ID }},
-						field[appliance.Site]{column{head: "KIND"}, func(x appliance.Site) string { return string(x.Kind) }},
-						field[appliance.Site]{column{head: "REGION"}, func(x appliance.Site) string { return x.Region }},
-						field[appliance.Site]{column{head: "MADE", drop: 1}, func(x appliance.Site) string { return s.ago(x.CreatedAt) }},
-					)
-				})
-			},
-		},
-		&cli.Command{
-			Name: "get", Usage: "show a site", ArgsUsage: "SITE",
-			Description: "Examples:\n   bc sites get lab",
-			Action: func(c *cli.Context) error {
-				want, err := oneName(c, "a site, by id or name")
-				if err != nil {
-					return err
-				}
-				s, err := open(c)
-				if err != nil {
-					return err
-				}
-				x, err := s.findSite(c.Context, want)
-				if err != nil {
-					return err
-				}
-				return item(s.printer, x, x.ID, func(sh *sheet, x appliance.Site) {
-					sh.fact("Site", x.Name)
-					sh.fact("Id", x.ID)
-					sh.fact("Owner", x.OwnerTenantID)
-					sh.fact("Kind", string(x.Kind))
-					sh.fact("Region", x.Region)
-					sh.fact("Made", s.exact(&x.CreatedAt))
-				})
-			},
-		},
-		&cli.Command{
-			Name: "create", Usage: "make a site that the tenant owns", ArgsUsage: "NAME",
-			Description: "Examples:\n   bc sites create lab --region fra1\n   bc sites create fra1-shared --kind shared --region fra1 --tenant root",
-			Flags: []cli.Flag{
-				&cli.StringFlag{Name: "kind", Usage: "custom, or for the platform shared or dedicated", Value: string(appliance.SiteCustom)},
-				&cli.StringFlag{Name: "region", Usage: "`REGION`, a label that policies can decide on"},
-			},
-			Action: func(c *cli.Context) error {
-				if err := required(c, "region"); err != nil {
-					return err
-				}
-				name, err := oneName(c, "the new site's name")
-				if err != nil {
-					return err
-				}
-				s, err := open(c)
-				if err != nil {
-					return err
-				}
-				x, err := api.Do[appliance.CreateSite, appliance.Site](c.Context, s.Client, "sites.create",
-					appliance.CreateSite{TenantID: s.tenant, Kind: appliance.SiteKind(c.String("kind")), Name: name, Region: c.String("region")})
-				if err != nil {
-					return err
-				}
-				return did(s.printer, x, x.ID, "Site %s is made (%s).", x.Name, x.ID)
-			},
-		},
-	)
 }
