@@ -27,7 +27,7 @@ type Agent struct {
 	// Recorded is the name to go by of a machine that is not the running one,
 	// by default the last part of its root.
 	Recorded string
-	// ManageHost allows the agent to change the machine. This version never does.
+	// ManageHost allows the agent to change the machine.
 	ManageHost bool
 
 	Log *slog.Logger
@@ -42,6 +42,9 @@ const (
 	lookPause = time.Second      // between two looks that events ask for
 	idle      = 10 * time.Second // the longest that the loop waits
 )
+
+// leftAlone is why an agent that does not manage its host changes nothing on it.
+const leftAlone = "this agent leaves the host as it is: it runs without --manage-host"
 
 // ErrStaleLibrary says that the NVML library was replaced on disk, as by an
 // upgrade of the driver, and that this process can only go on with the old one,
@@ -107,6 +110,14 @@ func (a *Agent) open(file *ledgerFile) (*node, error) {
 	n := newNode(l, a.Log, book, limit)
 	n.file = file
 	n.poolID, n.joinToken, n.localHost, n.manageHost = a.PoolID, a.JoinToken, a.Local, a.ManageHost
+	switch {
+	case !a.ManageHost:
+		n.unwalled = leftAlone
+	case !a.Root.Real():
+		n.unwalled = "this is a recorded machine, where nothing runs"
+	default:
+		n.walls = newWalls(a.Root, a.Log)
+	}
 	return n, nil
 }
 
@@ -120,6 +131,9 @@ func (a *Agent) serve(ctx context.Context, n *node) error {
 	}
 	defer loop.polling.Wait()
 	defer cancel()
+	if n.walls == nil {
+		a.Log.Info("reservations are booked and not walled in on this machine", "why", n.unwalled)
+	}
 	return loop.run(ctx)
 }
 
@@ -134,8 +148,8 @@ type loop struct {
 	looked  time.Time // when the last look began
 	looks   chan sighting
 
-	polling   sync.WaitGroup
-	pollFor   int // the session that a poll is running for, 0: none is
+	polling   sync.WaitGroup // of the poll and the walls
+	pollFor   int            // the session that a poll is running for, 0: none is
 	stopPoll  context.CancelFunc
 	pollAt    time.Time
 	pollRetry backoff
@@ -153,6 +167,11 @@ func (l *loop) run(ctx context.Context) error {
 	defer l.agent.notify("STOPPING=1")
 	xids := l.agent.GPUs.Events(ctx)
 	changes := l.agent.uevents(ctx)
+	var walled <-chan struct{} // nil of a machine that is not changed
+	if w := l.node.walls; w != nil {
+		walled = w.changed
+		l.polling.Go(func() { w.run(ctx) })
+	}
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for ctx.Err() == nil {
@@ -185,6 +204,8 @@ func (l *loop) run(ctx context.Context) error {
 			}
 		case p := <-l.polls:
 			l.take(p)
+		case <-walled:
+			l.node.judge()
 		case x, ok := <-xids:
 			if !ok {
 				xids = nil

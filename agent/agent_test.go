@@ -154,9 +154,9 @@ func TestSpecIsConfirmedAtOnce(t *testing.T) {
 	}})
 	c.await(t, "the bindings answered", func() bool { return c.only().taken == 1 })
 	want := []wire.BindingStatus{
-		{ReservationID: "res_1", Unenforced: true},
+		{ReservationID: "res_1", Unenforced: true, Note: leftAlone},
 		{ReservationID: "res_2", Failed: "GPU-z is not in this machine"},
-		{ReservationID: "res_3", Unenforced: true},
+		{ReservationID: "res_3", Unenforced: true, Note: leftAlone},
 	}
 	c.checkBindings(t, want)
 	c.look(func() {
@@ -398,7 +398,7 @@ func TestLibraryDiesAndComesBack(t *testing.T) {
 	c.want(wire.NodeSpec{Bindings: []wire.Binding{first, second}})
 	c.await(t, "both bindings answered", func() bool { return c.only().taken == 2 })
 	want := []wire.BindingStatus{
-		{ReservationID: "res_1", Unenforced: true},
+		{ReservationID: "res_1", Unenforced: true, Note: leftAlone},
 		{ReservationID: "res_2", Failed: "GPU-b cannot be checked: the NVIDIA kernel driver is not loaded"},
 	}
 	c.checkBindings(t, want)
@@ -426,7 +426,7 @@ func TestLostDeviceFailsItsBindingAlone(t *testing.T) {
 	})
 	c.await(t, "two failures", func() bool { return slices.Equal(c.only().confirmed(), []string{"res_1"}) })
 	want := []wire.BindingStatus{
-		{ReservationID: "res_1", Unenforced: true},
+		{ReservationID: "res_1", Unenforced: true, Note: leftAlone},
 		{ReservationID: "res_2", Failed: "GPU-b (0000:11:00.0) is lost: fallen off the bus"},
 		{ReservationID: "res_3", Failed: "GPU-c (0000:12:00.0) is missing: NVML no longer lists it"},
 	}

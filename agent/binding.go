@@ -1,31 +1,69 @@
 package agent
 
 import (
+	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/bettercompute/bc/agent/wire"
 )
 
-// confirm answers for each wanted binding whether it is in force here. It is
-// when all its devices are present and healthy; a failed one names the device.
+// confirm answers for each wanted binding whether it is in force here, and for
+// each that is coming down what it waits for. A binding is in force when all its
+// devices are present and healthy and its wall is up; a failed one names the
+// device. One whose wall is not decided yet stays as it was before, and if it is
+// new it is left out.
 //
 // While the GPU library does not answer, nothing can be said of devices anew: a
 // binding that was in force stays so, any other has to wait.
-//
-// No binding is walled in by this agent, and each says so.
-func confirm(wanted []wire.Binding, inv *wire.Inventory, before []wire.BindingStatus) []wire.BindingStatus {
+func confirm(wanted []wire.Binding, inv *wire.Inventory, before []wire.BindingStatus, walls wallReport) []wire.BindingStatus {
 	out := make([]wire.BindingStatus, 0, len(wanted))
 	for _, b := range wanted {
-		status := wire.BindingStatus{ReservationID: b.ReservationID, Unenforced: true}
+		was := slices.IndexFunc(before, func(s wire.BindingStatus) bool { return s.ReservationID == b.ReservationID })
+		inForce := was >= 0 && before[was].Failed == "" && !before[was].Ending
 		reason := devicesAmiss(b.Devices, inv.GPUs)
-		if reason == "" && len(b.Devices) > 0 && inv.GPULibrary.State != wire.GPULibraryReady && !slices.Contains(before, status) {
+		if reason == "" && len(b.Devices) > 0 && inv.GPULibrary.State != wire.GPULibraryReady && !inForce {
 			reason = fmt.Sprintf("%s cannot be checked: %s", b.Devices[0].UUID, libraryAmiss(inv.GPULibrary))
 		}
 		if reason != "" {
-			status = wire.BindingStatus{ReservationID: b.ReservationID, Failed: reason}
+			out = append(out, wire.BindingStatus{ReservationID: b.ReservationID, Failed: reason})
+		} else if status, decided := walls.status(b.ReservationID); decided {
+			out = append(out, status)
+		} else if was >= 0 {
+			out = append(out, before[was])
 		}
-		out = append(out, status)
+	}
+	return append(out, walls.ending(wanted)...)
+}
+
+// status is what the walls make of a binding whose devices are well. It
+// reports false while that is not decided.
+func (r wallReport) status(reservation string) (wire.BindingStatus, bool) {
+	status := wire.BindingStatus{ReservationID: reservation}
+	if r.refusal != "" {
+		status.Unenforced, status.Note = true, r.refusal
+		return status, true
+	}
+	s, ok := r.states[reservation]
+	if !ok || s.ending {
+		return status, false
+	}
+	status.Failed = s.failed
+	if s.failed == "" {
+		status.Unenforced = s.lacks != ""
+		status.Note = cmp.Or(s.lacks, s.note)
+	}
+	return status, true
+}
+
+// ending are the bindings that are not wanted and not gone, by reservation.
+func (r wallReport) ending(wanted []wire.Binding) []wire.BindingStatus {
+	var out []wire.BindingStatus
+	for _, id := range slices.Sorted(maps.Keys(r.states)) {
+		if s := r.states[id]; s.ending && !slices.ContainsFunc(wanted, func(b wire.Binding) bool { return b.ReservationID == id }) {
+			out = append(out, wire.BindingStatus{ReservationID: id, Ending: true, Note: s.held})
+		}
 	}
 	return out
 }

@@ -32,6 +32,8 @@ type node struct {
 	localHost  bool
 	manageHost bool
 	file       *ledgerFile // nil: nothing is kept on disk
+	walls      *walls      // nil: this machine is not changed
+	unwalled   string      // why walls is nil
 
 	book     ledger
 	spec     wire.NodeSpec
@@ -123,7 +125,7 @@ func (n *node) judge() {
 		n.book.Units, n.owes.units = units, true
 		n.hurry()
 	}
-	if bindings := confirm(n.spec.Bindings, &n.inv, n.book.Bindings); !slices.Equal(bindings, n.book.Bindings) {
+	if bindings := confirm(n.spec.Bindings, &n.inv, n.book.Bindings, n.wallReport()); !slices.Equal(bindings, n.book.Bindings) {
 		n.book.Bindings, n.owes.bindings = bindings, true
 		n.hurry()
 	}
@@ -132,6 +134,18 @@ func (n *node) judge() {
 		n.hurry()
 	}
 	n.keep()
+}
+
+// wallReport says what the walls now want to be, and answers how far they are.
+// Before a first NodeSpec nothing is known of what is wanted, and none is touched.
+func (n *node) wallReport() wallReport {
+	if n.walls == nil {
+		return wallReport{refusal: n.unwalled}
+	}
+	if n.spec.NodeID != "" {
+		n.walls.want(n.spec.Bindings, n.inv.GPUs)
+	}
+	return n.walls.state()
 }
 
 func (n *node) keep() {

@@ -95,12 +95,17 @@ type CheckResult struct {
 	At     time.Time `json:"at"`
 }
 
-// BindingStatus is what became of one binding. A binding that is listed and
-// not failed is in force; one that is no longer listed is torn down.
+// BindingStatus is what became of one binding. A binding that is listed, not
+// failed and not ending is in force; one that is no longer listed is torn down.
 type BindingStatus struct {
 	ReservationID string `json:"reservationId"`
 	Failed        string `json:"failed,omitempty"` // why it is not in force
 	// Unenforced says that the binding is only booked: this host, or an agent
-	// that may not change the host, cannot wall it in.
+	// that may not change the host, cannot wall it in, or not all of it. Note says
+	// why.
 	Unenforced bool `json:"unenforced,omitempty"`
+	// Ending says that the binding is no longer wanted and not gone yet: its
+	// programs are being stopped, or its devices are still held. Note says by whom.
+	Ending bool   `json:"ending,omitempty"`
+	Note   string `json:"note,omitempty"` // for people
 }
