@@ -217,6 +217,7 @@ func (c *Control) changeNode(ctx context.Context, who appliance.Caller, in appli
 		if rec.RemovedAt != nil {
 			return appliance.Refuse(appliance.InvalidState, "nodeId", "nodeId: %s is removed", rec.Hostname)
 		}
+		before := rec
 		if err := change(&rec); err != nil {
 			return err
 		}
@@ -227,6 +228,9 @@ func (c *Control) changeNode(ctx context.Context, who appliance.Caller, in appli
 		if rec, err = c.settle(tx, tr, p, rec, inv); err != nil {
 			return err
 		}
+		if err := c.emitChanged(tx, tr, p, before, rec); err != nil {
+			return err
+		}
 		out, err = c.viewNode(tx, rec, in.TenantID)
 		if err == nil && rec.RemovedAt != nil {
 			err = c.forgetNode(tx, rec)
@@ -234,6 +238,17 @@ func (c *Control) changeNode(ctx context.Context, who appliance.Caller, in appli
 		return err
 	})
 	return out, err
+}
+
+// emitChanged tells of a change that left the node's state as it was: every
+// write that changes something is in the trail.
+func (c *Control) emitChanged(tx *store.Tx, tr trail, p *pool, before, now store.NodeRecord) error {
+	if now.State != before.State || now.Hold == before.Hold && maps.Equal(now.Labels, before.Labels) {
+		return nil
+	}
+	_, err := tx.Emit(ofPool(c.event(tr, appliance.EventNodeUpdated, p.OwnerTenantID, now.ID, c.now()), p),
+		map[string]any{"nodeId": now.ID, "hostname": now.Hostname, "state": now.State, "hold": now.Hold, "labels": now.Labels})
+	return err
 }
 
 func row(p *pool, tenant string) *appliance.AuthzRow {
