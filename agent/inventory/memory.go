@@ -40,8 +40,8 @@ func hugepages(root *host.Root, dir string) []wire.HugepagePool {
 	pools := []wire.HugepagePool{}
 	names, _ := root.ReadDir(dir)
 	for _, name := range names {
-		size, ok := strings.CutPrefix(name, "hugepages-")
-		if size, ok = strings.CutSuffix(size, "kB"); !ok {
+		size, ok := strings.CutSuffix(strings.TrimPrefix(name, "hugepages-"), "kB")
+		if !ok {
 			continue
 		}
 		sizeKiB, ok := number(size)

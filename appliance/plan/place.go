@@ -185,10 +185,7 @@ func (a *ask) merge(cells []rated, out []*node) []*node {
 		}
 		siftDown(queue, 0)
 	}
-	for _, n := range append(near, far...)[:min(need, len(near)+len(far))] {
-		out = append(out, n)
-	}
-	return out
+	return append(out, append(near, far...)[:min(need, len(near)+len(far))]...)
 }
 
 // head is a cursor and the node that it stands on.

@@ -172,7 +172,7 @@ func TestWhatIsNotASoundStateIsRefusedAndLeftAlone(t *testing.T) {
 		"header gone":     {func(_ *testing.T, _ string, b []byte) []byte { clear(b[:100]); return b }, "damaged"},
 		"first page gone": {func(_ *testing.T, _ string, b []byte) []byte { clear(b[100:4096]); return b }, "damaged"},
 		"text":            {func(*testing.T, string, []byte) []byte { return bytes.Repeat([]byte("hello\n"), 1000) }, "damaged"},
-		"another program's": {func(t *testing.T, path string, b []byte) []byte {
+		"another program's": {func(t *testing.T, path string, _ []byte) []byte {
 			c, err := connect(path, readWrite, "OFF")
 			if err != nil {
 				t.Fatal(err)
@@ -183,7 +183,7 @@ func TestWhatIsNotASoundStateIsRefusedAndLeftAlone(t *testing.T) {
 			if err := c.close(); err != nil {
 				t.Fatal(err)
 			}
-			b, err = os.ReadFile(path)
+			b, err := os.ReadFile(path)
 			if err != nil {
 				t.Fatal(err)
 			}
