@@ -27,6 +27,10 @@ func (l *Library) watch(ctx context.Context, _ chan<- Xid) { <-ctx.Done() }
 
 func (l *Library) states() States { return States{Library: withoutCGO} }
 
+func (l *Library) stateOf(string) (State, *SetError) {
+	return State{}, &SetError{Why: withoutCGO.Reason, kind: ErrLibrary}
+}
+
 // setter has no GPU to set; changeOne never makes one.
 type setter struct{}
 

@@ -84,6 +84,15 @@ func or[T any](v *T, none T) T {
 
 // facts are the static facts, but for NVLink peers.
 func (p *probe) facts(index int) wire.GPU {
+	g := p.identity(index)
+	p.settings(&g)
+	g.MIG = p.mig()
+	g.Health, g.HealthReason = healthOf(p.failures, p.remap())
+	return g
+}
+
+// identity is what a board is, whatever is set on it.
+func (p *probe) identity(index int) wire.GPU {
 	d := p.device
 	g := wire.GPU{Index: index, Minor: -1, NUMANode: -1}
 	g.UUID = text(need(p, "UUID", func() (string, nvml.Return) { return d.GetUUID() }))
@@ -108,9 +117,6 @@ func (p *probe) facts(index int) wire.GPU {
 		major, minor, ret := d.GetCudaComputeCapability()
 		return fmt.Sprintf("%d.%d", major, minor), ret
 	}), "")
-	p.settings(&g)
-	g.MIG = p.mig()
-	g.Health, g.HealthReason = healthOf(p.failures, p.remap())
 	return g
 }
 
@@ -118,13 +124,19 @@ func (p *probe) facts(index int) wire.GPU {
 func (p *probe) settings(g *wire.GPU) {
 	d := p.device
 	g.Power = p.power()
-	g.ECC = ask(p, "ECC mode", "nvmlDeviceGetEccMode", func() (wire.ECCInfo, nvml.Return) {
-		now, pending, ret := d.GetEccMode()
-		return wire.ECCInfo{Enabled: now == nvml.FEATURE_ENABLED, Pending: pending == nvml.FEATURE_ENABLED}, ret
-	})
+	p.modes(g)
 	g.ClockMHz = ask(p, "maximum clock", "nvmlDeviceGetMaxClockInfo", func() (int, nvml.Return) {
 		mhz, ret := d.GetMaxClockInfo(nvml.CLOCK_SM)
 		return int(mhz), ret
+	})
+}
+
+// modes are the settings of a board that are on or off, or a word.
+func (p *probe) modes(g *wire.GPU) {
+	d := p.device
+	g.ECC = ask(p, "ECC mode", "nvmlDeviceGetEccMode", func() (wire.ECCInfo, nvml.Return) {
+		now, pending, ret := d.GetEccMode()
+		return wire.ECCInfo{Enabled: now == nvml.FEATURE_ENABLED, Pending: pending == nvml.FEATURE_ENABLED}, ret
 	})
 	g.Persistence = ask(p, "persistence mode", "nvmlDeviceGetPersistenceMode", func() (bool, nvml.Return) {
 		mode, ret := d.GetPersistenceMode()
@@ -218,10 +230,7 @@ func (p *probe) toSwitch(link int) bool {
 
 // mig is nil on a board without MIG.
 func (p *probe) mig() *wire.MIGInfo {
-	info := ask(p, "MIG mode", "nvmlDeviceGetMigMode", func() (wire.MIGInfo, nvml.Return) {
-		now, pending, ret := p.device.GetMigMode()
-		return wire.MIGInfo{Enabled: now == nvml.DEVICE_MIG_ENABLE, Pending: pending == nvml.DEVICE_MIG_ENABLE}, ret
-	})
+	info := p.migMode()
 	if info == nil || !info.Enabled || !p.has("nvmlDeviceGetMigDeviceHandleByIndex") {
 		return info
 	}
@@ -239,6 +248,13 @@ func (p *probe) mig() *wire.MIGInfo {
 		}
 	}
 	return info
+}
+
+func (p *probe) migMode() *wire.MIGInfo {
+	return ask(p, "MIG mode", "nvmlDeviceGetMigMode", func() (wire.MIGInfo, nvml.Return) {
+		now, pending, ret := p.device.GetMigMode()
+		return wire.MIGInfo{Enabled: now == nvml.DEVICE_MIG_ENABLE, Pending: pending == nvml.DEVICE_MIG_ENABLE}, ret
+	})
 }
 
 // profile is a kind of GPU instance, by the name the driver gives it.

@@ -31,40 +31,63 @@ func (l *Library) states() States {
 			out.Silent++
 			continue
 		}
-		for _, f := range p.failures {
-			s.Failures = append(s.Failures, f.String())
-		}
 		out.GPUs = append(out.GPUs, s)
 	}
 	return out
 }
 
+// stateOf implements StateOf; the caller has the token.
+func (l *Library) stateOf(uuid string) (State, *SetError) {
+	var out State
+	err := l.changeOne(uuid, func(s *setter) *SetError {
+		out = s.state(s.index)
+		if s.code == uninitialized {
+			l.drop()
+			return &SetError{Why: s.code.ofLibrary().Reason, kind: ErrLibrary}
+		}
+		if s.gone {
+			return refused(s.code)
+		}
+		return nil
+	})
+	return out, err
+}
+
 // state asks for what can be set, and for what decides whether it may.
 func (p *probe) state(index int) State {
-	g := p.facts(index)
+	g := p.identity(index)
+	p.modes(&g)
+	mig := p.migMode()
 	s := State{
 		UUID: g.UUID, Index: index, Minor: g.Minor, Address: g.Address, Product: g.Product, MemoryMiB: g.MemoryMiB,
 		Architecture: g.Architecture, Compute: g.Compute, Display: g.Display,
 		ECC: g.ECC, Persistence: g.Persistence, ComputeMode: g.ComputeMode,
 		Power: p.limits(), Processes: p.processes(),
 	}
-	if g.MIG == nil || p.gone {
-		return s
+	if mig != nil && !p.gone {
+		s.MIG = p.cutState(mig)
 	}
-	s.MIG = &MIGState{Enabled: g.MIG.Enabled, Pending: g.MIG.Pending}
+	for _, f := range p.failures {
+		s.Failures = append(s.Failures, f.String())
+	}
+	return s
+}
+
+func (p *probe) cutState(mode *wire.MIGInfo) *MIGState {
+	s := &MIGState{Enabled: mode.Enabled, Pending: mode.Pending}
 	offered, c := p.cuts()
 	if c == success {
 		for _, o := range offered {
-			s.MIG.Profiles = append(s.MIG.Profiles, o.name)
+			s.Profiles = append(s.Profiles, o.name)
 		}
 	}
-	if !s.MIG.Enabled {
+	if !s.Enabled {
 		return s
 	}
 	found, c := p.instances(offered, c)
 	p.note("GPU instances", c, true)
 	for _, i := range found {
-		s.MIG.Instances = append(s.MIG.Instances, i.GPUInstance)
+		s.Instances = append(s.Instances, i.GPUInstance)
 	}
 	return s
 }
@@ -88,7 +111,10 @@ func (p *probe) limits() *PowerLimits {
 }
 
 // setter changes one GPU.
-type setter struct{ *probe }
+type setter struct {
+	*probe
+	index int
+}
 
 // changeOne finds the GPU by a fresh handle, since turning persistence off can make
 // an old one invalid, and changes it; the caller has the token.
@@ -102,7 +128,7 @@ func (l *Library) changeOne(uuid string, set func(*setter) *SetError) *SetError 
 		if got := text(need(p, "UUID", func() (string, nvml.Return) { return p.device.GetUUID() })); got != uuid || got == "" {
 			continue
 		}
-		return set(&setter{p})
+		return set(&setter{p, h.index})
 	}
 	return &SetError{Why: "NVML lists no GPU that answers to this UUID", kind: ErrNoGPU}
 }

@@ -29,7 +29,7 @@ type SetError struct {
 	kind  error  // one of the Err values above, nil for other failures
 }
 
-func (e *SetError) Error() string { return "GPU " + e.UUID + ": " + e.Doing + ": " + e.Why }
+func (e *SetError) Error() string { return e.UUID + ": " + e.Doing + ": " + e.Why }
 
 func (e *SetError) Unwrap() error { return e.kind }
 
@@ -99,6 +99,23 @@ func (l *Library) States(ctx context.Context) States {
 	return inTurn(ctx, l, l.states, func(why string) States {
 		return States{Library: wire.GPULibrary{State: wire.GPULibraryFailed, Reason: why}}
 	})
+}
+
+// StateOf asks for one GPU's state.
+func (l *Library) StateOf(ctx context.Context, uuid string) (State, error) {
+	type answer struct {
+		state State
+		err   *SetError
+	}
+	a := inTurn(ctx, l, func() answer {
+		s, err := l.stateOf(uuid)
+		return answer{s, err}
+	}, func(why string) answer { return answer{err: &SetError{Why: why, kind: ErrLibrary}} })
+	if a.err != nil {
+		a.err.UUID, a.err.Doing = uuid, "asking for its state"
+		return State{}, a.err
+	}
+	return a.state, nil
 }
 
 // SetPowerLimitMilliwatts caps a GPU's power. The cap holds at once and is lost

@@ -40,7 +40,12 @@ func stateOf(t *testing.T, l *Library, index int) State {
 	t.Helper()
 	s := l.States(within(t))
 	wantState(t, s.Library, wire.GPULibraryReady)
-	return s.GPUs[index]
+	one, err := l.StateOf(within(t), s.GPUs[index].UUID)
+	noError(t, err)
+	if diff := cmp.Diff(s.GPUs[index], one); diff != "" {
+		t.Errorf("asked alone, GPU %d says otherwise: %s", index, diff)
+	}
+	return one
 }
 
 func noError(t *testing.T, err error) {

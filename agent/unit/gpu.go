@@ -3,7 +3,6 @@ package unit
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -147,7 +146,6 @@ func ofGPU(key string) (uuid, what string, ok bool) {
 type verdicts struct {
 	states  map[wire.UnitState]int
 	reasons map[wire.UnitState][]string
-	n       int
 }
 
 // worst orders the states by what a person must hear of first.
@@ -159,7 +157,6 @@ func (v *verdicts) add(state wire.UnitState, reason string) {
 	if v.states == nil {
 		v.states, v.reasons = make(map[wire.UnitState]int), make(map[wire.UnitState][]string)
 	}
-	v.n++
 	v.states[state]++
 	if reason != "" {
 		v.reasons[state] = append(v.reasons[state], reason)
@@ -182,7 +179,7 @@ func (v *verdicts) sum(p *Plan) {
 			reasons = append(reasons[:maxReasons:maxReasons], fmt.Sprintf("and %d more", len(reasons)-maxReasons))
 		}
 		p.State, p.Reason = state, strings.Join(reasons, "; ")
-		if (state == wire.NotApplicable || state == wire.Unsupported) && v.states[state] < v.n {
+		if (state == wire.NotApplicable || state == wire.Unsupported) && v.states[wire.InSync] > 0 {
 			p.State = wire.Partial
 		}
 		return
@@ -259,15 +256,9 @@ func (c gpuChange) Apply(ctx context.Context, _ *host.Machine, j *host.Journal) 
 }
 
 func stateOfGPU(ctx context.Context, gpus *gpu.Library, uuid string) (gpu.State, error) {
-	s := gpus.States(ctx)
-	if s.Library.State != wire.GPULibraryReady {
-		return gpu.State{}, errors.New(s.Library.Reason)
-	}
-	i := slices.IndexFunc(s.GPUs, func(g gpu.State) bool { return g.UUID == uuid })
-	if i < 0 {
-		return gpu.State{}, fmt.Errorf("GPU %s no longer answers", uuid)
-	}
-	return s.GPUs[i], nil
+	ctx, cancel := context.WithTimeout(ctx, gpuTimeout)
+	defer cancel()
+	return gpus.StateOf(ctx, uuid)
 }
 
 // undoGPUs lists what gives up the noted values of GPUs that are not kept, with

@@ -175,7 +175,7 @@ func (u migLayout) planGPU(s Scene, g gpu.State, want *wire.MIGLayout, p *Plan, 
 	}
 	to, err := target(want, g)
 	if err != nil {
-		all.add(wire.Failed, fmt.Sprintf("%s: %v", gpuName(g), err))
+		all.add(wire.Failed, err.Error()) // the same of every GPU of a model
 		return
 	}
 	if why := unread(g, "GPU instances"); why != "" {
@@ -209,7 +209,7 @@ func (u migLayout) planGPU(s Scene, g gpu.State, want *wire.MIGLayout, p *Plan, 
 		all.add(wire.PendingIdle, gpuName(g)+" was in use when it was to be cut"+openedText(s.Machine.Root, g))
 	case here && strings.HasPrefix(note, noteFailed) && ago < cutRetry:
 		p.Later = append(p.Later, step)
-		all.add(wire.Failed, fmt.Sprintf("%s; it was left without instances and is tried again every %v", strings.TrimPrefix(note, noteFailed), cutRetry))
+		all.add(wire.Failed, fmt.Sprintf("%s: %s; it was left without instances and is tried again every %v", gpuName(g), strings.TrimPrefix(note, noteFailed), cutRetry))
 	default:
 		step.Again = here && note != ""
 		p.Steps = append(p.Steps, step)
@@ -229,23 +229,22 @@ func openedText(root *host.Root, g gpu.State) string {
 // reboot took away counts as the unit's.
 func (u migLayout) Remove(s Scene) []Step {
 	all := func(string) bool { return false }
-	values := maps.Clone(s.Prior.Values)
-	for key, v := range values { // the notes are not part of a layout
-		v.Got, _ = noted(v)
+	s.Prior.Values = maps.Clone(s.Prior.Values)
+	for key, v := range s.Prior.Values {
 		uuid, _, _ := ofGPU(key)
 		i := slices.IndexFunc(s.GPUs.GPUs, func(g gpu.State) bool { return g.UUID == uuid })
-		if i >= 0 && v.BootID != s.BootID && len(layoutOf(s.GPUs.GPUs[i]).instances) == 0 {
-			v.Got = layoutOf(s.GPUs.GPUs[i]).String()
+		if i < 0 {
+			continue
 		}
-		values[key] = v
-	}
-	s.Prior.Values = values
-	read := func(g gpu.State, _ string) string {
-		if now := layoutOf(g); g.MIG == nil || now.on == g.MIG.Pending {
-			return now.String()
+		g, note := s.GPUs.GPUs[i], ""
+		v.Got, note = noted(v) // the note is not part of a layout
+		lost := v.BootID != s.BootID && len(layoutOf(g).instances) == 0
+		if lost || note == notePending || note == noteBusy {
+			v.Got = layoutToCome(g)
 		}
-		return onOff(g.MIG.Pending) // from the next reset on
+		s.Prior.Values[key] = v
 	}
+	read := func(g gpu.State, _ string) string { return layoutToCome(g) }
 	return s.undoGPUs(all, read, func(g gpu.State, _ string, v host.Value, _ string) (Step, bool) {
 		to, err := parseLayout(v.Before)
 		if err != nil || s.users(g, nil) != "" {
@@ -253,6 +252,15 @@ func (u migLayout) Remove(s Scene) []Step {
 		}
 		return Step{Change: cutGPU{gpus: u.gpus, gpu: g, to: to, restore: true}, Needs: NeedsIdleGPU}, true
 	})
+}
+
+// layoutToCome is a GPU's layout, or the mode that it takes up at its next
+// reset, which has no instances yet.
+func layoutToCome(g gpu.State) string {
+	if g.MIG != nil && g.MIG.Enabled != g.MIG.Pending {
+		return onOff(g.MIG.Pending)
+	}
+	return layoutOf(g).String()
 }
 
 // cutGPU gives one GPU a layout. Whatever fails, the GPU ends with the layout

@@ -184,7 +184,13 @@ func Alone(t *testing.T) bool {
 	}
 	t.Parallel()
 	pattern := "^" + strings.ReplaceAll(t.Name(), "/", "$/^") + "$"
-	cmd := exec.Command(os.Args[0], "-test.run="+pattern, "-test.v", "-test.timeout=60s")
+	args := []string{"-test.run=" + pattern, "-test.v", "-test.timeout=60s"}
+	for _, arg := range os.Args[1:] {
+		if !strings.HasPrefix(arg, "-test.") {
+			args = append(args, arg) // such as -update
+		}
+	}
+	cmd := exec.Command(os.Args[0], args...)
 	cmd.Env = append(os.Environ(), "BC_GPU_TEST="+t.Name())
 	out, err := cmd.CombinedOutput()
 	if err != nil || !strings.Contains(string(out), "--- PASS: "+t.Name()+" ") {
