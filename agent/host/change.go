@@ -2,7 +2,9 @@ package host
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"path"
 	"slices"
@@ -48,13 +50,27 @@ func (j *Journal) Prior() Prior { return j.prior }
 // Before notes what stands at key now, and what is about to be written there.
 // The value from before the first write is kept, whatever comes after.
 func (j *Journal) Before(key, now string, absent bool, write string) error {
-	v, known := j.prior.Values[key]
+	p := j.prior.clone()
+	p.before(j, key, now, absent, write)
+	j.old, j.new = now, write
+	return j.save(p)
+}
+
+func (p *Prior) before(j *Journal, key, now string, absent bool, write string) {
+	v, known := p.Values[key]
 	if !known {
 		v = Value{Before: now, Absent: absent}
 	}
 	v.Wrote, v.Got, v.Known, v.BootID, v.At = write, "", false, j.bootID, j.now().UTC()
-	j.old, j.new = now, write
-	return j.set(key, v)
+	p.Values[key] = v
+}
+
+func (p Prior) clone() Prior {
+	values := maps.Clone(p.Values)
+	if values == nil {
+		values = make(map[string]Value)
+	}
+	return Prior{Values: values, Arguments: p.Arguments}
 }
 
 // After notes what was read back at key.
@@ -65,26 +81,25 @@ func (j *Journal) After(key, got string) error {
 	}
 	v.Got, v.Known = got, true
 	j.new = got
-	return j.set(key, v)
+	p := j.prior.clone()
+	p.Values[key] = v
+	return j.save(p)
 }
 
-// Forget drops what is noted of key: it is the unit's no longer.
-func (j *Journal) Forget(key string) error {
-	if _, ok := j.prior.Values[key]; !ok {
+// Changed tells the history what a change found and left, where nothing has to
+// be noted to undo it.
+func (j *Journal) Changed(from, to string) { j.old, j.new = from, to }
+
+// Forget drops what is noted of keys: they are the unit's no longer.
+func (j *Journal) Forget(keys ...string) error {
+	p := j.prior.clone()
+	for _, key := range keys {
+		delete(p.Values, key)
+	}
+	if len(p.Values) == len(j.prior.Values) {
 		return nil
 	}
-	values := maps.Clone(j.prior.Values)
-	delete(values, key)
-	return j.save(Prior{Values: values, Arguments: j.prior.Arguments})
-}
-
-func (j *Journal) set(key string, v Value) error {
-	values := maps.Clone(j.prior.Values)
-	if values == nil {
-		values = make(map[string]Value)
-	}
-	values[key] = v
-	return j.save(Prior{Values: values, Arguments: j.prior.Arguments})
+	return j.save(p)
 }
 
 func (j *Journal) keep(a *Arguments) error {
@@ -221,17 +236,87 @@ func (c SetPool) Apply(ctx context.Context, m *Machine, j *Journal) error {
 	return j.After(c.Path, got)
 }
 
-// Restore puts back the value from before the first write and forgets it.
-type Restore struct{ Path, Value string }
+// SetEach writes one value to many files of /proc or /sys, and reads each back.
+// All that they were is noted in one go: a machine has a file for each of some
+// hundred CPUs.
+type SetEach struct {
+	Paths []string
+	Value string
+}
 
-func (c Restore) String() string { return "restore " + c.Path + " = " + c.Value }
+func (c SetEach) String() string { return "set " + Several(c.Paths) + " = " + c.Value }
+
+// Apply stops at the first file that does not take the value.
+func (c SetEach) Apply(_ context.Context, m *Machine, j *Journal) error {
+	p := j.prior.clone()
+	for _, name := range c.Paths {
+		now, ok := m.Setting(name)
+		if !ok {
+			return fmt.Errorf("%s cannot be read", name)
+		}
+		p.before(j, name, now, false, c.Value)
+		j.Changed(now, c.Value)
+	}
+	if err := j.save(p); err != nil {
+		return err
+	}
+	var failure error
+	for _, name := range c.Paths {
+		if failure = m.WriteKernel(name, c.Value); failure != nil {
+			break
+		}
+		got, _ := m.Setting(name)
+		if got != c.Value {
+			failure = fmt.Errorf("%s: the kernel took %q and has %q", name, c.Value, got)
+			break
+		}
+		v := p.Values[name]
+		v.Got, v.Known = got, true
+		p.Values[name] = v
+	}
+	return errors.Join(failure, j.save(p))
+}
+
+// Several writes many paths as one: the digits that differ become a *.
+func Several(paths []string) string {
+	if len(paths) == 1 {
+		return paths[0]
+	}
+	patterns := map[string]int{}
+	for _, name := range paths {
+		patterns[pattern(name)]++
+	}
+	var parts []string
+	for _, p := range slices.Sorted(maps.Keys(patterns)) {
+		parts = append(parts, fmt.Sprintf("%s (%d files)", p, patterns[p]))
+	}
+	return strings.Join(parts, ", ")
+}
+
+// pattern writes the last folder's number as *.
+func pattern(name string) string {
+	dir := path.Dir(name)
+	return strings.TrimRight(dir, "0123456789") + "*/" + path.Base(name)
+}
+
+// Restore puts back the value from before the first write and forgets it. The
+// files all had the same.
+type Restore struct {
+	Paths []string
+	Value string
+}
+
+func (c Restore) String() string { return "restore " + Several(c.Paths) + " = " + c.Value }
 
 // Apply is an error if the kernel does not take the value.
 func (c Restore) Apply(_ context.Context, m *Machine, j *Journal) error {
-	if _, err := setKernel(m, j, c.Path, c.Value); err != nil {
-		return err
+	for _, name := range c.Paths {
+		j.Changed(j.prior.Values[name].Wrote, c.Value)
+		if err := m.WriteKernel(name, c.Value); err != nil {
+			return err
+		}
 	}
-	return j.Forget(c.Path)
+	return j.Forget(c.Paths...)
 }
 
 // Forget leaves a thing as it is and no longer counts it as the unit's.
@@ -241,6 +326,19 @@ func (c Forget) String() string { return "leave " + c.Key + " as it is: " + c.Wh
 
 // Apply changes the ledger only.
 func (c Forget) Apply(_ context.Context, _ *Machine, j *Journal) error { return j.Forget(c.Key) }
+
+// ForgetEach is Forget of many files.
+type ForgetEach struct {
+	Paths []string
+	Why   string
+}
+
+func (c ForgetEach) String() string { return "leave " + Several(c.Paths) + " as it is: " + c.Why }
+
+// Apply changes the ledger only.
+func (c ForgetEach) Apply(_ context.Context, _ *Machine, j *Journal) error {
+	return j.Forget(c.Paths...)
+}
 
 // WriteManaged writes a file of the agent's own, with a header that says so.
 type WriteManaged struct{ Path, Content string }
@@ -264,16 +362,15 @@ func (c WriteManaged) Apply(_ context.Context, m *Machine, j *Journal) error {
 	if now.Exists && !now.Ours {
 		return foreign(c.Path)
 	}
-	if err := j.Before(c.Path, "", !now.Exists, contentHash(c.Content)); err != nil {
-		return err
-	}
+	j.Changed(now.Content, c.Content)
 	if err := m.WriteFile(c.Path, managedFile(c.Content)); err != nil {
 		return err
 	}
-	if now, err = m.ReadManaged(c.Path); err != nil || now.Content != c.Content {
-		return fmt.Errorf("%s does not read as it was written: %w", c.Path, err)
+	now, err = m.ReadManaged(c.Path)
+	if err == nil && now.Content != c.Content {
+		err = fmt.Errorf("%s does not read as it was written", c.Path)
 	}
-	return j.After(c.Path, contentHash(c.Content))
+	return err
 }
 
 // RemoveManaged removes a file of the agent's own.
@@ -290,10 +387,8 @@ func (c RemoveManaged) Apply(_ context.Context, m *Machine, j *Journal) error {
 	if now.Exists && !now.Ours {
 		return foreign(c.Path)
 	}
-	if err := m.RemoveFile(c.Path); err != nil {
-		return err
-	}
-	return j.Forget(c.Path)
+	j.Changed(now.Content, "")
+	return m.RemoveFile(c.Path)
 }
 
 // Edit replaces the content of a file that is not the agent's, from what it was
@@ -307,7 +402,7 @@ func (c Edit) String() string {
 // Apply refuses a file that is no longer as it was.
 func (c Edit) Apply(_ context.Context, m *Machine, j *Journal) error {
 	now, err := m.ReadFile(c.Path)
-	if err != nil && c.Old != "" {
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	if string(now) == c.New {
@@ -316,9 +411,12 @@ func (c Edit) Apply(_ context.Context, m *Machine, j *Journal) error {
 	if string(now) != c.Old {
 		return fmt.Errorf("%s was %w since it was looked at", c.Path, ErrConflict)
 	}
-	if err := j.backup(c.Path, now); err != nil {
-		return err
+	if len(now) > 0 {
+		if err := j.backup(c.Path, now); err != nil {
+			return err
+		}
 	}
+	j.Changed(c.Old, c.New)
 	return m.WriteFile(c.Path, []byte(c.New))
 }
 
@@ -353,6 +451,20 @@ func (c RunCommand) String() string { return "run " + strings.Join(c.Argv, " ") 
 // Apply waits for the program to end.
 func (c RunCommand) Apply(ctx context.Context, m *Machine, _ *Journal) error {
 	return m.Run(ctx, c.Argv...)
+}
+
+// Note remembers a fact about what the unit did, such as that an initramfs holds
+// its options: a value under a key that is no path.
+type Note struct{ Key, Value string }
+
+func (c Note) String() string { return "note " + c.Key + ": " + c.Value }
+
+// Apply changes the ledger only.
+func (c Note) Apply(_ context.Context, _ *Machine, j *Journal) error {
+	if err := j.Before(c.Key, "", true, c.Value); err != nil {
+		return err
+	}
+	return j.After(c.Key, c.Value)
 }
 
 // KeepArguments notes which kernel arguments a unit keeps from now on, before

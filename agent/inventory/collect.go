@@ -42,7 +42,7 @@ func Collect(root *host.Root, gpus GPUs) wire.Inventory {
 	inv.BootID = first(root, "/proc/sys/kernel/random/boot_id")
 	inv.MachineID = machineID(root, inv.BootID, note)
 	inv.Kernel = first(root, "/proc/sys/kernel/osrelease")
-	inv.OS = osRelease(root)["PRETTY_NAME"]
+	inv.OS = root.OSRelease()["PRETTY_NAME"]
 	inv.DMI = wire.DMI{
 		Vendor:  first(root, "/sys/class/dmi/id/sys_vendor"),
 		Product: first(root, "/sys/class/dmi/id/product_name"),
@@ -126,32 +126,6 @@ func arch(root *host.Root, cpuinfo map[string]string) string {
 	default:
 		return machine
 	}
-}
-
-// osRelease reads os-release(5): lines NAME=value, the value perhaps quoted.
-func osRelease(root *host.Root) map[string]string {
-	data, err := root.ReadHead("/etc/os-release", 64<<10)
-	if err != nil {
-		data, _ = root.ReadHead("/usr/lib/os-release", 64<<10)
-	}
-	return assignments(string(data))
-}
-
-// assignments reads the plain NAME=value lines of a shell fragment. The last
-// one of a name wins; nothing is expanded.
-func assignments(text string) map[string]string {
-	values := make(map[string]string)
-	for line := range strings.Lines(text) {
-		name, value, ok := strings.Cut(strings.TrimSpace(line), "=")
-		if !ok || strings.ContainsAny(name, " #") {
-			continue
-		}
-		if n := len(value); n > 1 && (value[0] == '"' || value[0] == '\'') && value[n-1] == value[0] {
-			value = value[1 : n-1]
-		}
-		values[name] = strings.ToValidUTF8(value, "?")
-	}
-	return values
 }
 
 // Hash is the hash of an inventory that decides whether it has to be sent

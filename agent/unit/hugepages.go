@@ -93,7 +93,58 @@ func (hugepages) Plan(s Scene) Plan {
 	for _, q := range pools {
 		planPool(s, q, &p)
 	}
+	planPageArguments(s, want, pools, &p)
 	return p
+}
+
+// planPageArguments has the next boot bring pages that this one could not: of
+// 1 GiB there are rarely enough in one piece once a machine has run for a while.
+// Arguments that are kept stay, so that every boot brings the pages.
+func planPageArguments(s Scene, want *wire.Hugepages, pools []pool, p *Plan) {
+	_, kept := s.Arguments[Name(wire.UnitHugepages)]
+	short := p.State == wire.Partial && !slices.ContainsFunc(pools, func(q pool) bool { return q.pages() > q.wanted })
+	tried := len(p.Steps) == 0 || !slices.ContainsFunc(p.Steps, func(step Step) bool { return !step.Again })
+	var tokens []string
+	if want.SizeKiB == wire.Hugepage1GiKiB && want.Count > 0 && (kept || short && tried) {
+		tokens = pageArguments(s.Machine.Root, want, pools)
+	}
+	a := planArguments(s, Name(wire.UnitHugepages), tokens)
+	p.Steps = append(p.Steps, a.steps...)
+	switch {
+	case len(tokens) == 0 || p.State == wire.Conflict:
+	case a.state == wire.Failed && p.State == wire.InSync:
+	case a.state != wire.InSync && (p.State == wire.Partial || a.state == wire.PendingReboot):
+		if a.state == wire.PendingReboot || a.state == wire.Failed {
+			p.State = a.state
+		}
+		p.Reason = strings.TrimPrefix(p.Reason+"; "+a.reason, "; ")
+	}
+}
+
+// pageArguments are the arguments for pages of 1 GiB. Nodes can be named from
+// Linux 5.16 on; before, the kernel spreads the pages over all nodes.
+func pageArguments(root *host.Root, want *wire.Hugepages, pools []pool) []string {
+	pages := strconv.Itoa(want.Count)
+	if pools[0].node >= 0 {
+		pages = strconv.Itoa(want.Count * len(pools))
+		if kernelAtLeast(root, 5, 16) {
+			var nodes []string
+			for _, q := range pools {
+				nodes = append(nodes, fmt.Sprintf("%d:%d", q.node, want.Count))
+			}
+			pages = strings.Join(nodes, ",")
+		}
+	}
+	return []string{"hugepagesz=1G", "hugepages=" + pages}
+}
+
+func kernelAtLeast(root *host.Root, major, minor int) bool {
+	release, _ := root.String("/proc/sys/kernel/osrelease")
+	var a, b int
+	if _, err := fmt.Sscanf(release, "%d.%d", &a, &b); err != nil {
+		return false
+	}
+	return a > major || a == major && b >= minor
 }
 
 // planPool adds to the plan what one pool lacks.
@@ -133,28 +184,30 @@ func planPool(s Scene, q pool, p *Plan) {
 }
 
 func (hugepages) Remove(s Scene) []Step {
-	return undoPools(s, func(string) bool { return false })
+	return append(undoPools(s, func(string) bool { return false }), planArguments(s, Name(wire.UnitHugepages), nil).steps...)
 }
 
 // undoPools is undoKernel for pools, which shrink no further than their use.
 func undoPools(s Scene, keep func(string) bool) []Step {
-	steps := undoKernel(s, keep)
-	for i, step := range steps {
+	var steps []Step
+	for _, step := range undoKernel(s, keep) {
 		r, ok := step.Change.(host.Restore)
 		if !ok {
+			steps = append(steps, step)
 			continue
 		}
-		before, err := strconv.Atoi(r.Value)
-		q := seePool(s.Machine.Root, path.Dir(r.Path))
-		if err == nil && q.inUse() > before {
-			steps[i] = Step{Change: host.SetPool{Path: r.Path, Pages: q.inUse()}, Again: true, Undo: "none: these pages are in use"}
+		before, _ := strconv.Atoi(r.Value)
+		for _, name := range r.Paths {
+			q := seePool(s.Machine.Root, path.Dir(name))
+			switch target := max(before, q.inUse()); {
+			case target == before:
+				steps = append(steps, Step{Change: host.Restore{Paths: []string{name}, Value: r.Value}})
+			case target < q.pages(): // the rest goes when its pages are free
+				steps = append(steps, Step{Change: host.SetPool{Path: name, Pages: target}, Again: true})
+			}
 		}
 	}
-	return slices.DeleteFunc(steps, func(step Step) bool {
-		c, ok := step.Change.(host.SetPool)
-		now, _ := s.Machine.Setting(c.Path)
-		return ok && now == strconv.Itoa(c.Pages) // nothing to gain before pages are free
-	})
+	return steps
 }
 
 // seePools lists the pools that are to be sized: one of the machine, or with
@@ -257,7 +310,7 @@ func memTotalKiB(meminfo string) int {
 }
 
 func wantedPages(want *wire.Hugepages) string {
-	text := fmt.Sprintf("%d pages of %s", want.Count, sizeName(want.SizeKiB))
+	text := count(want.Count, "page") + " of " + sizeName(want.SizeKiB)
 	if want.PerNUMA {
 		text += " on each NUMA node"
 	}
@@ -266,7 +319,7 @@ func wantedPages(want *wire.Hugepages) string {
 
 func gotPages(want *wire.Hugepages, pools []pool) string {
 	if len(pools) == 1 && pools[0].node < 0 {
-		return fmt.Sprintf("%d pages of %s", pools[0].pages(), sizeName(want.SizeKiB))
+		return count(pools[0].pages(), "page") + " of " + sizeName(want.SizeKiB)
 	}
 	var parts []string
 	for _, q := range pools {

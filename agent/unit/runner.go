@@ -346,7 +346,7 @@ func (r *Runner) apply(ctx context.Context, kind wire.UnitKind, d Desired) (wire
 	}
 	status := wire.UnitStatus{Kind: kind, State: plan.State, Reason: plan.Reason, Wanted: plan.Wanted, Got: plan.Got, Since: now}
 	if err != nil {
-		status.State, status.Reason = stateOf(err), err.Error()
+		status.State, status.Reason = stateOf(err), explain(err)
 	}
 	if last.Status.State == status.State && same {
 		status.Since = last.Status.Since

@@ -2,6 +2,7 @@ package unit
 
 import (
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -74,7 +75,12 @@ func (s Step) String() string {
 	if s.Needs == NeedsNothing {
 		return s.Change.String()
 	}
-	return s.Change.String() + "  (needs " + string(s.Needs) + ")"
+	line, rest, more := strings.Cut(s.Change.String(), "\n")
+	line = strings.TrimSuffix(line, ":") + " (needs " + string(s.Needs) + ")"
+	if more {
+		line += ":\n" + rest
+	}
+	return line
 }
 
 func changes(steps []Step) []host.Change {
@@ -130,12 +136,20 @@ func Service(kind wire.UnitKind) string { return "bc-" + Name(kind) + ".service"
 // known gives the units that this binary can apply.
 func (r *Runner) known(kind wire.UnitKind) Unit {
 	switch kind {
+	case wire.UnitKernelModules:
+		return kernelModules{}
 	case wire.UnitHugepages:
 		return hugepages{}
+	case wire.UnitCPU:
+		return cpu{}
+	case wire.UnitIOMMU:
+		return iommu{}
 	case wire.UnitMIGLayout:
 		return migLayout{r.GPUs}
 	case wire.UnitGPUSettings:
 		return gpuSettings{r.GPUs}
+	case wire.UnitGPUSharing:
+		return gpuSharing{r.GPUs}
 	}
 	return nil
 }
@@ -170,7 +184,7 @@ func only(units wire.Units, kind wire.UnitKind) wire.Units {
 // a value that the unit left is restored, one that someone else set since, or
 // that is gone, is left alone.
 func undoKernel(s Scene, keep func(path string) bool) []Step {
-	var steps []Step
+	restore, forget := map[string][]string{}, map[string][]string{} // paths by value, and by reason
 	for _, name := range sortedKeys(s.Prior.Values) {
 		v := s.Prior.Values[name]
 		if keep(name) || !kernelPath(name) {
@@ -179,16 +193,32 @@ func undoKernel(s Scene, keep func(path string) bool) []Step {
 		now, ok := s.Machine.Setting(name)
 		switch {
 		case !ok:
-			steps = append(steps, Step{Change: host.Forget{Key: name, Why: "it is gone"}})
+			forget["it is gone"] = append(forget["it is gone"], name)
 		case now == v.Before:
-			steps = append(steps, Step{Change: host.Forget{Key: name, Why: "it is as it was"}})
+			forget["it is as it was"] = append(forget["it is as it was"], name)
 		case !v.OurDoing(now):
-			steps = append(steps, Step{Change: host.Forget{Key: name, Why: "someone else set it to " + now}})
+			why := "someone else set it to " + now
+			forget[why] = append(forget[why], name)
 		default:
-			steps = append(steps, Step{Change: host.Restore{Path: name, Value: v.Before}})
+			restore[v.Before] = append(restore[v.Before], name)
 		}
 	}
+	var steps []Step
+	for _, why := range sortedKeys(forget) {
+		steps = append(steps, Step{Change: host.ForgetEach{Paths: forget[why], Why: why}})
+	}
+	for _, value := range sortedKeys(restore) {
+		steps = append(steps, Step{Change: host.Restore{Paths: restore[value], Value: value}})
+	}
 	return steps
+}
+
+// count writes a number of things.
+func count(n int, thing string) string {
+	if n == 1 {
+		return "1 " + thing
+	}
+	return strconv.Itoa(n) + " " + thing + "s"
 }
 
 func kernelPath(name string) bool {

@@ -2,14 +2,207 @@ package hosttest
 
 import (
 	"fmt"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/bettercompute/bc/agent/host"
 )
 
+// program imitates what one of the programs does with its arguments.
 func (e *edge) program(argv []string) error {
+	switch argv[0] {
+	case "update-grub":
+		e.updateGRUB()
+		return nil
+	case "grubby":
+		return e.grubby(argv)
+	case "kernel-install":
+		return e.kernelInstall(argv)
+	case "modprobe":
+		return e.modprobe(argv[len(argv)-1])
+	case "update-initramfs", "dracut":
+		return nil
+	}
 	return fmt.Errorf("%s: nothing imitates it", argv[0])
 }
 
-func (e *edge) updateGRUB() {}
+// updateGRUB makes grub.cfg as Debian's grub-mkconfig does: the settings, then
+// the drop-ins in order, each of which may use what was set before.
+func (e *edge) updateGRUB() {
+	values := map[string]string{}
+	for _, file := range append([]string{"/etc/default/grub"}, e.root.Glob("/etc/default/grub.d/*.cfg")...) {
+		text, _ := e.root.String(file)
+		for line := range strings.Lines(text) {
+			for name, value := range host.Assignments(line) {
+				for known, v := range values {
+					value = strings.ReplaceAll(value, "$"+known, v)
+				}
+				values[name] = value
+			}
+		}
+	}
+	image, rest := "/boot/vmlinuz", []string{"ro"}
+	cmdline, _ := e.root.String("/proc/cmdline")
+	for word := range strings.FieldsSeq(cmdline) {
+		if v, ok := strings.CutPrefix(word, "BOOT_IMAGE="); ok {
+			image = v
+		} else if strings.HasPrefix(word, "root=") {
+			rest = []string{word, "ro"}
+		}
+	}
+	base := strings.Join(append([]string{image}, rest...), " ")
+	line := func(words ...string) string { return strings.Join(strings.Fields(strings.Join(words, " ")), " ") }
+	linux, normal := values["GRUB_CMDLINE_LINUX"], values["GRUB_CMDLINE_LINUX_DEFAULT"]
+	e.put(host.GRUBConfig, "### BEGIN /etc/grub.d/10_linux ###\n"+
+		"menuentry 'Linux' --class os $menuentry_id_option 'gnulinux-simple' {\n\tlinux "+line(base, linux, normal)+"\n}\n"+
+		"menuentry 'Linux (recovery mode)' --class os $menuentry_id_option 'gnulinux-recovery-1' {\n\tlinux "+line(base, "single", linux)+"\n}\n"+
+		"### END /etc/grub.d/10_linux ###\n")
+}
 
-func (e *edge) nextArguments() string { s, _ := e.root.String("/proc/cmdline"); return s }
+// grubby changes the options of the entry of one kernel.
+func (e *edge) grubby(argv []string) error {
+	var kernel string
+	var add, remove []string
+	for _, arg := range argv[1:] {
+		name, value, _ := strings.Cut(arg, "=")
+		switch name {
+		case "--update-kernel":
+			kernel = value
+		case "--args":
+			add = strings.Fields(value)
+		case "--remove-args":
+			remove = strings.Fields(value)
+		default:
+			return fmt.Errorf("grubby: %s is not imitated", arg)
+		}
+	}
+	for _, entry := range e.root.BootEntries() {
+		if path.Base(entry.Kernel) == path.Base(kernel) {
+			e.setOptions(entry.File, func(options []string) []string {
+				options = slices.DeleteFunc(options, func(o string) bool { return slices.Contains(remove, o) })
+				for _, a := range add {
+					if !slices.Contains(options, a) {
+						options = append(options, a)
+					}
+				}
+				return options
+			})
+			return nil
+		}
+	}
+	return fmt.Errorf("grubby: the param %s is incorrect", kernel)
+}
 
-func (e *edge) bootWith(string) {}
+func (e *edge) setOptions(file string, change func([]string) []string) {
+	text, _ := e.root.String(file)
+	var out []string
+	for line := range strings.Lines(text) {
+		line = strings.TrimRight(line, "\n")
+		if options, ok := strings.CutPrefix(line, "options "); ok {
+			line = "options " + strings.Join(change(strings.Fields(options)), " ")
+		}
+		out = append(out, line)
+	}
+	e.put(file, strings.Join(out, "\n"))
+}
+
+// kernelInstall installs the entry of a kernel with the line that is kept for
+// all kernels.
+func (e *edge) kernelInstall(argv []string) error {
+	line, ok := e.root.String("/etc/kernel/cmdline")
+	if !ok {
+		line, _ = e.root.String("/proc/cmdline")
+	}
+	for _, entry := range e.root.BootEntries() {
+		if entry.Version == argv[2] {
+			e.setOptions(entry.File, func([]string) []string { return strings.Fields(line) })
+			return nil
+		}
+	}
+	return fmt.Errorf("kernel-install: no kernel %s", argv[2])
+}
+
+func (e *edge) modprobe(name string) error {
+	name = strings.ReplaceAll(name, "-", "_")
+	release, _ := e.root.String("/proc/sys/kernel/osrelease")
+	if dep, ok := e.root.String("/lib/modules/" + release + "/modules.dep"); ok && !strings.Contains(strings.ReplaceAll(dep, "-", "_"), name+".ko") {
+		return &host.CommandError{Argv: []string{"modprobe", "--", name}, Err: fmt.Errorf("exit status 1"),
+			Output: "FATAL: Module " + name + " not found in directory /lib/modules/" + release}
+	}
+	modules, _ := e.root.String("/proc/modules")
+	if !strings.Contains("\n"+modules, "\n"+name+" ") {
+		e.put("/proc/modules", strings.TrimSpace(modules+"\n"+name+" 16384 0 - Live 0x0000000000000000"))
+	}
+	if governor, ok := strings.CutPrefix(name, "cpufreq_"); ok {
+		for _, file := range e.root.Glob("/sys/devices/system/cpu/cpufreq/policy*/scaling_available_governors") {
+			offered, _ := e.root.String(file)
+			e.put(file, offered+" "+governor)
+		}
+	}
+	return nil
+}
+
+// nextArguments is the command line of the next boot.
+func (e *edge) nextArguments() string {
+	for _, entry := range e.root.BootEntries() {
+		return strings.Join(append([]string{"BOOT_IMAGE=" + entry.Kernel}, entry.Arguments...), " ")
+	}
+	now, _ := e.root.String("/proc/cmdline")
+	return now
+}
+
+// remember keeps what a boot resets.
+func (e *edge) remember() {
+	e.fresh = map[string]string{}
+	for _, pattern := range []string{
+		"/sys/devices/system/cpu/cpufreq/policy*/scaling_governor", "/sys/kernel/iommu_groups/*/type",
+		"/sys/devices/system/cpu/isolated", "/proc/modules",
+	} {
+		for _, file := range e.root.Glob(pattern) {
+			e.fresh[file], _ = e.root.String(file)
+		}
+	}
+}
+
+// bootWith is what a kernel makes of its command line.
+func (e *edge) bootWith(line string) {
+	for file, text := range e.fresh {
+		e.put(file, text)
+	}
+	e.put("/proc/cmdline", line)
+	size := ""
+	for word := range strings.FieldsSeq(line) {
+		name, value, _ := strings.Cut(word, "=")
+		switch name {
+		case "hugepagesz":
+			size = map[string]string{"1G": "1048576", "2M": "2048"}[value]
+		case "hugepages":
+			e.bootPages(size, value)
+		case "isolcpus":
+			if e.root.Exists("/sys/devices/system/cpu/isolated") {
+				e.put("/sys/devices/system/cpu/isolated", value[strings.LastIndexAny(value, "abcdefghijklmnopqrstuvwxyz_")+2:])
+			}
+		case "iommu", "iommu.passthrough":
+			for _, file := range e.root.Glob("/sys/kernel/iommu_groups/*/type") {
+				if value == "pt" || value == "1" {
+					e.put(file, "identity")
+				}
+			}
+		}
+	}
+}
+
+func (e *edge) bootPages(size, count string) {
+	dir := "hugepages-" + size + "kB"
+	if n, err := strconv.Atoi(count); err == nil {
+		e.resize(path.Join(pools, dir), n)
+		return
+	}
+	for part := range strings.SplitSeq(count, ",") {
+		node, pages, _ := strings.Cut(part, ":")
+		n, _ := strconv.Atoi(pages)
+		e.resize(nodes+"/node"+node+"/hugepages/"+dir, n)
+	}
+}
