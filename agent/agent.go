@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/bettercompute/bc/agent/host"
+	"github.com/bettercompute/bc/agent/unit"
+	"github.com/bettercompute/bc/agent/wire"
 )
 
 // Agent is the agent of one machine. Fill in its fields, then Run it.
@@ -41,6 +43,9 @@ const (
 	lookEvery = 30 * time.Second // how often the machine is looked at, at least
 	lookPause = time.Second      // between two looks that events ask for
 	idle      = 10 * time.Second // the longest that the loop waits
+
+	applyEvery = 30 * time.Second // how often units are compared with the machine
+	applyPause = 2 * time.Second  // between two comparisons that events ask for
 )
 
 // leftAlone is why an agent that does not manage its host changes nothing on it.
@@ -127,9 +132,11 @@ func (a *Agent) serve(ctx context.Context, n *node) error {
 		agent: a, node: n,
 		looks:     make(chan sighting, 1),
 		polls:     make(chan pollResult, 1),
+		results:   make(chan []wire.UnitStatus, 1),
+		units:     a.runner(),
 		pollRetry: backoff{limit: n.retry.limit},
 	}
-	defer loop.polling.Wait()
+	defer loop.working.Wait()
 	defer cancel()
 	if n.walls == nil {
 		a.Log.Info("reservations are booked and not walled in on this machine", "why", n.unwalled)
@@ -148,7 +155,14 @@ type loop struct {
 	looked  time.Time // when the last look began
 	looks   chan sighting
 
-	polling   sync.WaitGroup // of the poll and the walls
+	units     *unit.Runner
+	applying  bool
+	applyAt   time.Time
+	applied   time.Time // when units were last compared with the machine
+	appliedTo int64     // the generation that they were compared with
+	results   chan []wire.UnitStatus
+
+	working   sync.WaitGroup // of the poll, the walls and the units
 	pollFor   int            // the session that a poll is running for, 0: none is
 	stopPoll  context.CancelFunc
 	pollAt    time.Time
@@ -170,7 +184,7 @@ func (l *loop) run(ctx context.Context) error {
 	var walled <-chan struct{} // nil of a machine that is not changed
 	if w := l.node.walls; w != nil {
 		walled = w.changed
-		l.polling.Go(func() { w.run(ctx) })
+		l.working.Go(func() { w.run(ctx) })
 	}
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -181,6 +195,7 @@ func (l *loop) run(ctx context.Context) error {
 		if l.node.hash != "" { // the machine has been seen
 			wait = min(wait, l.node.step(ctx))
 			l.startPoll(ctx)
+			wait = min(wait, l.startUnits(ctx))
 			if l.pollFor == 0 && l.node.joined {
 				wait = min(wait, time.Until(l.pollAt))
 			}
@@ -204,6 +219,11 @@ func (l *loop) run(ctx context.Context) error {
 			}
 		case p := <-l.polls:
 			l.take(p)
+		case units := <-l.results:
+			l.applying = false
+			if l.node.settle(units) {
+				l.lookSoon() // the machine may have more to give, or less
+			}
 		case <-walled:
 			l.node.judge()
 		case x, ok := <-xids:
@@ -219,6 +239,7 @@ func (l *loop) run(ctx context.Context) error {
 				break
 			}
 			l.lookSoon()
+			l.applyAt = earlier(l.applyAt, l.applied.Add(applyPause))
 		}
 	}
 	return nil
@@ -251,7 +272,7 @@ func (l *loop) startPoll(ctx context.Context) {
 	ctx, l.stopPoll = context.WithCancel(ctx)
 	l.pollFor = l.node.session
 	session, book, after := l.pollFor, l.node.book, l.node.spec.Generation
-	l.polling.Go(func() {
+	l.working.Go(func() {
 		raw, err := l.node.link.spec(ctx, book.Credential, book.NodeID, after, longPoll)
 		l.polls <- pollResult{session, raw, err}
 	})

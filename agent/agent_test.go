@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -202,15 +203,21 @@ func TestUnknownUnitIsUnsupported(t *testing.T) {
 	if err := json.Unmarshal([]byte(`{"hugepages":{"sizeKiB":2048,"count":1},"fans":{"speed":3}}`), &units); err != nil {
 		t.Fatal(err)
 	}
-	got := answerUnits(units, true, nil, testTime)
+	pages := wire.UnitStatus{Kind: "hugepages", State: wire.InSync, Since: testTime}
+	got := answerUnits(units, []wire.UnitStatus{pages}, nil, testTime)
 	want := []wire.UnitStatus{
-		{Kind: "hugepages", State: wire.Unsupported, Reason: "this version of the agent does not change hosts", Since: testTime},
+		pages,
 		{Kind: "fans", State: wire.Unsupported, Reason: `this agent has no unit "fans": it is older than its control plane`, Since: testTime},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}
-	if got := answerUnits(wire.Units{}, true, got, testTime); got == nil || len(got) != 0 {
+	later := pages
+	later.Since = testTime.Add(time.Minute)
+	if got := answerUnits(units, []wire.UnitStatus{later}, got, testTime); !slices.Equal(got, want) {
+		t.Errorf("compared again with the same end: %+v", got)
+	}
+	if got := answerUnits(wire.Units{}, nil, got, testTime); got == nil || len(got) != 0 {
 		t.Errorf("with nothing wanted: %#v, want an empty list", got)
 	}
 }

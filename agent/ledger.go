@@ -27,6 +27,10 @@ type ledger struct {
 	// has no word for stay in it for a later one.
 	Spec json.RawMessage `json:"spec,omitempty"`
 
+	// Left says that the control plane has removed this node, and that it has
+	// joined no other since: nothing is wanted of the machine any more.
+	Left bool `json:"left,omitempty"`
+
 	Units    []wire.UnitStatus    `json:"units,omitempty"`
 	Checks   []wire.CheckResult   `json:"checks,omitempty"`
 	Bindings []wire.BindingStatus `json:"bindings,omitempty"`

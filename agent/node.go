@@ -41,6 +41,7 @@ type node struct {
 	hash     string // of inv
 	readings gpu.Readings
 	checked  checked
+	results  []wire.UnitStatus // of the units, when they were last compared with the machine
 
 	joined   bool // by this process, and not refused since
 	session  int  // rises with each join
@@ -113,6 +114,21 @@ func (n *node) take(raw json.RawMessage) error {
 	return nil
 }
 
+// wanted is the NodeSpec to hold the machine to. It is not known before the
+// first one has come; a node that was removed wants nothing any more, so that
+// what was changed for it is put back.
+func (n *node) wanted() (wire.NodeSpec, bool) {
+	return n.spec, n.spec.Generation > 0 || n.book.Left
+}
+
+// settle takes in how far the units have come. It reports whether that is news.
+func (n *node) settle(results []wire.UnitStatus) bool {
+	before := n.book.Units
+	n.results = results
+	n.judge()
+	return !slices.Equal(before, n.book.Units)
+}
+
 // judge brings units, bindings and checks in line with what is wanted and what
 // is there, and remembers it all.
 func (n *node) judge() {
@@ -120,7 +136,7 @@ func (n *node) judge() {
 	if n.hash == "" {
 		return // nothing is known of the machine yet
 	}
-	if units := answerUnits(n.spec.Units, n.manageHost, n.book.Units, now); !slices.Equal(units, n.book.Units) {
+	if units := answerUnits(n.spec.Units, n.results, n.book.Units, now); !slices.Equal(units, n.book.Units) {
 		n.dropped = append(n.dropped, gone(n.book.Units, units)...)
 		n.book.Units, n.owes.units = units, true
 		n.hurry()
@@ -160,7 +176,7 @@ func (n *node) keep() {
 // forget leaves the node that this machine was, with all that was wanted of it.
 func (n *node) forget() {
 	n.book = ledger{MachineID: n.book.MachineID, Server: n.book.Server, GPUs: n.book.GPUs}
-	n.spec, n.latest, n.checked = wire.NodeSpec{}, 0, checked{}
+	n.spec, n.latest, n.checked, n.results = wire.NodeSpec{}, 0, checked{}, nil
 	n.joined = false
 }
 
@@ -361,6 +377,7 @@ func (n *node) heed(reply wire.HeartbeatReply) {
 	if reply.Gone {
 		n.log.Warn("the control plane has removed this node", "node", n.book.NodeID)
 		n.forget()
+		n.book.Left = true
 		n.forgetMissing()
 		n.judge()
 		return
