@@ -77,6 +77,8 @@ func Register(s *Server, c *control.Control) {
 
 	verb(do, "system.status", appliance.SystemRead, "Show the control plane in one answer.", c.Status)
 
+	addExamples(s)
+
 	s.Authenticate = c.Authenticate
 	s.Ready = c.Ready
 	s.Events = EventSource{
