@@ -326,6 +326,9 @@ func TestInstancesComeBackAfterAReboot(t *testing.T) {
 	}
 	b := newGPUBench(t, "h100-mig")
 	b.sync(units(t, `{"migLayout":{"layout":"all-3g.40gb"}}`))
+	b.held = b.uuids // all booked since
+	b.sync(units(t, `{"migLayout":{"layout":"all-3g.40gb"}}`))
+	before := b.devices(t)
 	b.reboot()
 	if got := b.has(t, 4); got != "" {
 		t.Fatalf("the reboot left %s", got)
@@ -337,6 +340,40 @@ func TestInstancesComeBackAfterAReboot(t *testing.T) {
 	}
 	if got := b.has(t, 4); got != "3g.40gb@0 3g.40gb@4" {
 		t.Errorf("GPU 4 has %s", got)
+	}
+	if diff := cmp.Diff(before, b.devices(t)); diff != "" {
+		t.Errorf("they came back as others: %s", diff)
+	}
+}
+
+// devices are the UUIDs of all MIG devices, by which they are booked.
+func (b *gpuBench) devices(t *testing.T) (uuids []string) {
+	t.Helper()
+	for _, g := range b.GPUs.Snapshot(t.Context()).GPUs {
+		for _, i := range g.MIG.Instances {
+			uuids = append(uuids, i.UUID)
+		}
+	}
+	slices.Sort(uuids)
+	return uuids
+}
+
+func TestLayoutThatWasThereAlreadyComesBackForItsBookings(t *testing.T) {
+	if !gputest.Alone(t) {
+		return
+	}
+	b := newGPUBench(t, "h100-mig")
+	want := units(t, `{"migLayout":{"layout":"all-1g.10gb"}}`)
+	before := b.devices(t)
+	wantStatus(t, b.sync(want), wire.InSync)
+	if diff := cmp.Diff(before, b.devices(t)); diff != "" {
+		t.Fatalf("instances that were right were made anew: %s", diff)
+	}
+	b.held = b.uuids
+	b.reboot()
+	wantStatus(t, b.sync(want), wire.InSync)
+	if diff := cmp.Diff(before, b.devices(t)); diff != "" {
+		t.Errorf("they came back as others: %s", diff)
 	}
 }
 
@@ -531,6 +568,14 @@ func TestMPSDaemonFollowsItsReplicasAndItsGPU(t *testing.T) {
 	if file, _ := b.String("/etc/better-compute/mps/" + b.uuids[0] + ".env"); !strings.Contains(file, "THREAD_PERCENTAGE=20\nMEMORY_MIB=9213") {
 		t.Errorf("a GPU in use got another share: %s", file)
 	}
+	// The daemon of a GPU at work dies, and comes back with the same share.
+	b.sync(five)
+	if err := b.StopUnit(t.Context(), "bc-mps@"+b.uuids[0]+".service"); err != nil {
+		t.Fatal(err)
+	}
+	b.Ran()
+	b.sync(five)
+	ran(start)
 	// Someone opens the GPU beside its daemon.
 	b.nvml.Set(0, "compute-mode", "0")
 	b.sync(five)

@@ -150,7 +150,8 @@ func (u gpuSharing) planMPS(s Scene, g gpu.State, replicas int, p *Plan, all *ve
 		steps = append(steps, Step{Change: host.WriteManaged{Path: file, Content: share}, Undo: "remove it"})
 	}
 	v, started := s.Prior.Values[gpuKey(g.UUID, daemonKey)]
-	up := u.running(s, g) && started && v.Got == share && v.BootID == s.BootID
+	again := started && v.Got == share // it ran with this share, and was lost
+	up := again && u.running(s, g) && v.BootID == s.BootID
 	switch {
 	case !up:
 		steps = append(steps, Step{
@@ -162,7 +163,7 @@ func (u gpuSharing) planMPS(s Scene, g gpu.State, replicas int, p *Plan, all *ve
 	switch who := s.users(g, ofMPS); {
 	case len(steps) == 0:
 		all.add(wire.InSync, "")
-	case !up && who != "":
+	case !up && !again && who != "":
 		p.Later = append(p.Later, steps...)
 		all.add(wire.PendingIdle, fmt.Sprintf("%s is used by %s", gpuName(g), who))
 	default:

@@ -16,7 +16,8 @@ import (
 
 // migLayout keeps the GPU instances of every GPU. Each GPU is changed by
 // itself, and only while nothing uses it: no booking, no process. Instances are
-// lost with every reset and reboot, so they are made again at every boot.
+// lost with every reset and reboot, so they are made again at every boot, also
+// those that are booked.
 type migLayout struct{ gpus *gpu.Library }
 
 const layoutKey = "mig"
@@ -183,19 +184,28 @@ func (u migLayout) planGPU(s Scene, g gpu.State, want *wire.MIGLayout, p *Plan, 
 		return
 	}
 	now := layoutOf(g)
+	v, tried := s.Prior.Values[gpuKey(g.UUID, layoutKey)]
+	got, note := noted(v)
+	had, err := parseLayout(got)
+	known := tried && err == nil && had.same(to)
 	if now.same(to) {
 		all.add(wire.InSync, "")
+		if !known {
+			p.Steps = append(p.Steps, Step{Change: noteLayout{gpu: g, has: now}, Undo: "forget it"})
+		}
 		return
 	}
-	p.Wanted = want.Layout
+	if known && len(now.instances) == 0 {
+		// A reboot or a reset took the instances. Who booked them has nothing left
+		// to lose, and gets them back under the same UUIDs at the same places.
+		to, s.Held = had, nil
+	}
 	step := Step{Change: cutGPU{gpus: u.gpus, gpu: g, to: to}, Needs: NeedsIdleGPU, Undo: "back to " + now.words() + " when the GPU is free"}
 	if who := s.users(g, nil); who != "" {
 		p.Later = append(p.Later, step)
 		all.add(wire.PendingIdle, fmt.Sprintf("%s is used by %s", gpuName(g), who))
 		return
 	}
-	v, tried := s.Prior.Values[gpuKey(g.UUID, layoutKey)]
-	_, note := noted(v)
 	here := tried && v.BootID == s.BootID && v.Wrote == to.String()
 	ago := s.Now.Sub(v.At)
 	switch {
@@ -252,6 +262,26 @@ func (u migLayout) Remove(s Scene) []Step {
 		}
 		return Step{Change: cutGPU{gpus: u.gpus, gpu: g, to: to, restore: true}, Needs: NeedsIdleGPU}, true
 	})
+}
+
+// noteLayout notes that a GPU has the wanted layout already, so that it gets
+// the same instances again after a reboot.
+type noteLayout struct {
+	gpu gpu.State
+	has layout
+}
+
+func (c noteLayout) String() string {
+	return gpuName(c.gpu) + ": note that it has " + c.has.words()
+}
+
+// Apply changes the ledger only.
+func (c noteLayout) Apply(_ context.Context, _ *host.Machine, j *host.Journal) error {
+	key, text := gpuKey(c.gpu.UUID, layoutKey), c.has.String()
+	if err := j.Before(key, text, false, text); err != nil {
+		return err
+	}
+	return j.After(key, text)
 }
 
 // layoutToCome is a GPU's layout, or the mode that it takes up at its next
