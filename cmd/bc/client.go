@@ -74,6 +74,9 @@ func (s *session) acting(ctx context.Context) (string, error) {
 		return s.tenant, nil
 	}
 	status, err := api.Do[appliance.SystemRef, appliance.SystemStatus](ctx, s.Client, "system.status", appliance.SystemRef{})
+	if appliance.CodeOf(err) == appliance.AccessDenied {
+		return "", usagef("--tenant (or BC_TENANT) is required: the tenant that the key is of")
+	}
 	if err != nil {
 		return "", err
 	}

@@ -207,7 +207,7 @@ func eventTable(p *printer, events []appliance.Event) *table {
 		field[row]{column{head: "EVENT"}, func(e row) string { return string(e.Type) }},
 		field[row]{column{head: "SUBJECT"}, func(e row) string { return e.Subject }},
 		field[row]{column{head: "TENANT", drop: 3}, func(e row) string { return e.TenantID }},
-		field[row]{column{head: "WHAT", flex: p.format != formatWide, drop: 2}, eventText},
+		field[row]{column{head: "WHAT", flex: p.format != formatWide, least: 16, drop: 2}, eventText},
 		field[row]{column{head: "AT", wide: true}, func(e row) string { return e.At.Local().Format("2006-01-02 15:04:05.000 MST") }},
 	)
 }

@@ -89,7 +89,7 @@ func sentence(err error) string {
 	if errors.As(err, &refusal) {
 		text = strings.Replace(text, refusal.Error(), refusal.Message, 1)
 	}
-	if errors.Is(err, api.ErrUnreachable) && !installed() {
+	if errors.Is(err, api.ErrUnreachable) && strings.Contains(text, "systemctl start") && !installed() {
 		text += " From a checkout: " + command() + " up."
 	}
 	return text

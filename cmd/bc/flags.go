@@ -25,7 +25,7 @@ func flagsFirst(app *cli.App, args []string) []string {
 	if len(args) < 2 || args[len(args)-1] == "--generate-bash-completion" {
 		return args // completion asks about the words as they stand
 	}
-	global := flagIndex(app.Flags)
+	global := flagIndex(globalFlags())
 	var front, words []string
 	commands, local, leaf, i := app.Commands, flagIndex(nil), false, 1
 	for i < len(args) && args[i] != "--" { // the command's own words

@@ -369,14 +369,14 @@ func exportFleet(c *cli.Context) error {
 	return err
 }
 
-// airy puts a blank line before each table of a TOML text, and leaves out the
-// headers of tables that hold nothing but tables.
+// airy puts a blank line before each table of a TOML text, and leaves out
+// headers that the next one implies.
 func airy(text string) string {
 	var out []string
 	for line := range strings.Lines(text) {
 		line = strings.TrimRight(line, "\n")
 		header := strings.HasPrefix(line, "[")
-		if last := len(out) - 1; header && last >= 0 && strings.HasPrefix(out[last], "[") {
+		if last := len(out) - 1; header && last >= 0 && implies(line, out[last]) {
 			out[last] = line
 			continue
 		}
@@ -389,4 +389,10 @@ func airy(text string) string {
 		out = append(out, line)
 	}
 	return strings.Join(out, "\n") + "\n"
+}
+
+// implies tells whether a header is of a table in the one before it.
+func implies(header, before string) bool {
+	name, isTable := strings.CutSuffix(strings.TrimPrefix(before, "["), "]")
+	return strings.HasPrefix(before, "[") && !strings.HasPrefix(before, "[[") && isTable && strings.HasPrefix(strings.TrimLeft(header, "["), name+".")
 }

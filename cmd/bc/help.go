@@ -168,8 +168,8 @@ func manCommand() *cli.Command {
 func manPage(app *cli.App) string {
 	var b strings.Builder
 	line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
-	line(`.TH BC 1 "" "Better Compute %s" "User Commands"`, roff(app.Version))
-	line(".SH NAME\nbc, better\\-compute \\- %s", roff(app.Usage))
+	line(`.TH BETTER\-COMPUTE 1 "" "Better Compute %s" "User Commands"`, roff(app.Version))
+	line(".SH NAME\nbetter\\-compute, bc \\- %s", roff(app.Usage))
 	line(".SH SYNOPSIS\n.B bc\n.I COMMAND\n[\\fIARGUMENTS\\fR] [\\fIFLAGS\\fR]")
 	line(".SH DESCRIPTION\nControl plane, node agent and command line in one program. Names of pools, sites, nodes and reservations work wherever their ids do. " +
 		"Flags may stand behind arguments. Under the name \\fBbc\\fR it hands whatever is not one of its own commands to the calculator \\fBbc\\fR(1), if that is installed.")

@@ -55,7 +55,7 @@ func newApp() *cli.App {
 		ExitErrHandler:            func(*cli.Context, error) {}, // run reports
 		OnUsageError:              usageError,
 		Action:                    noCommand,
-		Flags:                     globalFlags(),
+		Flags:                     append(globalFlags(), cli.HelpFlag),
 		Commands:                  commands(),
 	}
 	prepare(app.Commands)
@@ -67,7 +67,7 @@ func newAgentApp() *cli.App {
 	app := newApp()
 	app.Name, app.Usage = "bcd", "the node agent of Better Compute"
 	app.CustomAppHelpTemplate = agentHelp
-	app.Commands = []*cli.Command{agentRunCommand()}
+	app.Commands = []*cli.Command{agentRunCommand(), unitCommand()}
 	prepare(app.Commands)
 	return app
 }
@@ -79,7 +79,7 @@ func commands() []*cli.Command {
 		serveCommand(),
 		{
 			Name: "bcd", Usage: "the node agent; the program is also installed under this name", Category: "run",
-			Subcommands: []*cli.Command{agentRunCommand()},
+			Subcommands: []*cli.Command{agentRunCommand(), unitCommand()},
 		},
 		simulateCommand(),
 		statusCommand(),

@@ -310,10 +310,34 @@ func explanationSheet(s *sheet, x appliance.Explanation) {
 		field[appliance.QuotaShort]{column{head: "USED", right: true}, func(q appliance.QuotaShort) string { return strconv.Itoa(q.Used) }},
 		field[appliance.QuotaShort]{column{head: "MAX", right: true}, func(q appliance.QuotaShort) string { return quotaMax(q.Max) }},
 	))
-	s.table("Nodes", newTable(x.Nodes,
+	s.table("Nodes", newTable(reasonRows(x.Nodes),
 		field[appliance.NodeReason]{column{head: "HOSTNAME"}, func(n appliance.NodeReason) string { return n.Hostname }},
-		field[appliance.NodeReason]{column{head: "FITS", state: true}, func(n appliance.NodeReason) string { return yesNo(n.Fits) }},
-		field[appliance.NodeReason]{column{head: "MISSING", flex: s.p.format != formatWide}, func(n appliance.NodeReason) string { return strings.Join(n.Missing, "; ") }},
+		field[appliance.NodeReason]{column{head: "FITS", state: true}, func(n appliance.NodeReason) string {
+			if n.NodeID == "" {
+				return " "
+			}
+			return yesNo(n.Fits)
+		}},
+		field[appliance.NodeReason]{column{head: "MISSING", flex: s.p.format != formatWide}, func(n appliance.NodeReason) string { return strings.Join(n.Missing, "") }},
 	))
 	s.lines("What would help", x.Helps)
+}
+
+// reasonRows gives each thing that a node lacks a row of its own, of which the
+// first names the node.
+func reasonRows(nodes []appliance.NodeReason) []appliance.NodeReason {
+	var out []appliance.NodeReason
+	for _, n := range nodes {
+		for i, m := range n.Missing {
+			row := appliance.NodeReason{Hostname: " ", Missing: []string{m}}
+			if i == 0 {
+				row.Hostname, row.NodeID, row.Fits = n.Hostname, n.NodeID, n.Fits
+			}
+			out = append(out, row)
+		}
+		if len(n.Missing) == 0 {
+			out = append(out, n)
+		}
+	}
+	return out
 }

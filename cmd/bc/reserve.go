@@ -162,6 +162,7 @@ func (s *session) wait(c *cli.Context, r appliance.Reservation) (appliance.Reser
 		}
 		switch r.State {
 		case appliance.Active:
+			s.now = time.Now() // the waiting took a while
 			return r, nil
 		case appliance.Ended, appliance.Failed:
 			return r, appliance.Refuse(appliance.InvalidState, "", "reservation %s is %s (%s): %s", reservationHandle(r), r.State, r.Reason, r.Message)

@@ -23,11 +23,12 @@ func statusCommand() *cli.Command {
 	}
 }
 
-// overview is the whole of bc status.
+// overview is the whole of bc status. Status is absent for who may not see the
+// control plane itself, such as a key of a customer.
 type overview struct {
-	Ready  bool                   `json:"ready"`
-	Status appliance.SystemStatus `json:"status"`
-	Pools  []poolOverview         `json:"pools"`
+	Ready  bool                    `json:"ready"`
+	Status *appliance.SystemStatus `json:"status,omitempty"`
+	Pools  []poolOverview          `json:"pools"`
 }
 
 type poolOverview struct {
@@ -47,13 +48,17 @@ func showStatus(c *cli.Context) error {
 	if err != nil {
 		return err
 	}
-	err = item(s.printer, o, o.Status.Version, func(sh *sheet, o overview) {
+	id := "not ready"
+	if o.Ready {
+		id = "ready"
+	}
+	err = item(s.printer, o, id, func(sh *sheet, o overview) {
 		healthSheet(sh, s, o.Status, notReady)
 		poolBars(sh, rows)
 		attentionSheet(sh, o.Status)
 	})
-	if s.format == formatTable && err == nil {
-		err = s.statusNodes(c, o.Status)
+	if s.tabular() && err == nil {
+		err = s.statusNodes(c)
 	}
 	if err == nil && !o.Ready {
 		return silent{exitFailed}
@@ -68,7 +73,12 @@ func (s *session) overview(ctx context.Context) (o overview, rows []poolRow, not
 		return o, nil, notReady, notReady
 	}
 	o.Ready = notReady == nil
-	if o.Status, err = api.Do[appliance.SystemRef, appliance.SystemStatus](ctx, s.Client, "system.status", appliance.SystemRef{TenantID: s.tenant}); err != nil {
+	st, err := api.Do[appliance.SystemRef, appliance.SystemStatus](ctx, s.Client, "system.status", appliance.SystemRef{TenantID: s.tenant})
+	switch appliance.CodeOf(err) {
+	case "":
+		o.Status = &st
+	case appliance.AccessDenied, appliance.NotFound:
+	default:
 		return o, nil, notReady, err
 	}
 	pools, err := s.pools(ctx)
@@ -89,25 +99,33 @@ func (s *session) overview(ctx context.Context) (o overview, rows []poolRow, not
 	return o, rows, notReady, err
 }
 
-func healthSheet(sh *sheet, s *session, st appliance.SystemStatus, notReady error) {
-	health := sh.p.paint(green, "ready")
+func healthSheet(sh *sheet, s *session, st *appliance.SystemStatus, notReady error) {
+	title, health := "Better Compute", sh.p.paint(green, "ready")
+	if st != nil {
+		title += " " + st.Version
+	}
 	if notReady != nil {
 		health = sh.p.paint(red, "not ready") + ": " + printable(sentence(notReady))
+	} else if st != nil {
+		health += ", up " + spanText(st.Uptime(sh.p.now))
 	}
-	fmt.Fprintf(&sh.b, "%s %s is %s, up %s, acting for tenant %s at %s\n",
-		sh.p.paint(bold, "Better Compute"), st.Version, health, spanText(st.Uptime(sh.p.now)), s.tenant, s.Server())
-	devices := count(st.Devices.Healthy, "GPU")
+	fmt.Fprintf(&sh.b, "%s is %s\n", sh.p.paint(bold, title), health)
+	sh.fact("Server", s.Server())
+	sh.fact("Acting for", "tenant "+s.tenant)
+	if st == nil {
+		return
+	}
+	has := fmt.Sprintf("%s, %s (%d schedulable), %s", count(st.Pools, "pool"), count(st.Nodes.Total, "node"), st.Nodes.Schedulable, count(st.Devices.Healthy, "GPU"))
 	if st.Devices.Unhealthy > 0 {
-		devices += sh.p.paint(red, fmt.Sprintf(" and %d unhealthy", st.Devices.Unhealthy))
+		has += fmt.Sprintf(" and %d unhealthy", st.Devices.Unhealthy)
 	}
-	line := fmt.Sprintf("%s, %s (%d schedulable), %s", count(st.Pools, "pool"), count(st.Nodes.Total, "node"), st.Nodes.Schedulable, devices)
 	if st.Pending > 0 {
-		line += ", " + sh.p.paint(yellow, count(st.Pending, "reservation")+" waiting")
+		has += ", " + count(st.Pending, "reservation") + " waiting"
 	}
 	if st.Simulated {
-		line += sh.p.paint(yellow, ", some simulated")
+		has += ", some simulated"
 	}
-	fmt.Fprintln(&sh.b, line)
+	sh.fact("Has", has)
 }
 
 // poolBars draws a line for each pool: what is taken of what.
@@ -117,32 +135,40 @@ func poolBars(sh *sheet, rows []poolRow) {
 		sh.line("none that this tenant sees; bc pools create makes one")
 		return
 	}
-	name := 4
+	name, text := 0, 0
 	for _, r := range rows {
-		name = max(name, width(poolHandle(r.Pool)))
+		name = max(name, width(printable(poolHandle(r.Pool))))
+		text = max(text, width(poolTaken(r)))
 	}
-	barWidth := 16
+	barWidth := 24
 	if sh.p.width > 0 {
-		barWidth = min(max(sh.p.width-name-40, 8), 40)
+		barWidth = min(max(sh.p.width-name-text-6, 8), 40)
 	}
 	for _, r := range rows {
-		atom := r.Sharing.Resource()
-		line := fmt.Sprintf("  %s%s  ", printable(poolHandle(r.Pool)), strings.Repeat(" ", name-width(poolHandle(r.Pool))))
-		if r.capacity == nil {
-			fmt.Fprintf(&sh.b, "%s%s\n", line, r.GPUModel)
-			continue
+		handle := printable(poolHandle(r.Pool))
+		bar := strings.Repeat(" ", barWidth)
+		if r.capacity != nil {
+			roll := r.capacity.Resources[r.Sharing.Resource()]
+			bar = sh.p.bar(roll.Allocated, roll.Total, barWidth)
 		}
-		roll := r.capacity.Resources[atom]
-		line += fmt.Sprintf("%s  %d of %d %s taken, %s", sh.p.bar(roll.Allocated, roll.Total, barWidth), roll.Allocated, roll.Total, atom, r.GPUModel)
-		if r.capacity.Nodes.Total == 0 {
-			line += ", no nodes yet"
-		}
-		sh.b.WriteString(line + "\n")
+		fmt.Fprintf(&sh.b, "  %s%s  %s  %s\n", handle, strings.Repeat(" ", name-width(handle)), bar, poolTaken(r))
 	}
 }
 
-func attentionSheet(sh *sheet, st appliance.SystemStatus) {
-	if len(st.Attention) == 0 {
+// poolTaken says how much of a pool's atoms is taken.
+func poolTaken(r poolRow) string {
+	switch {
+	case r.capacity == nil:
+		return r.GPUModel
+	case r.capacity.Nodes.Total == 0:
+		return r.GPUModel + ", no nodes yet"
+	}
+	roll := r.capacity.Resources[r.Sharing.Resource()]
+	return fmt.Sprintf("%d of %d %s taken, %s", roll.Allocated, roll.Total, r.Sharing.Resource(), r.GPUModel)
+}
+
+func attentionSheet(sh *sheet, st *appliance.SystemStatus) {
+	if st == nil || len(st.Attention) == 0 {
 		return
 	}
 	sh.heading("Needs attention")
@@ -166,7 +192,7 @@ func ourCommand(s string) string {
 const maxStatusNodes = 10
 
 // statusNodes draws each node if there are few.
-func (s *session) statusNodes(c *cli.Context, st appliance.SystemStatus) error {
+func (s *session) statusNodes(c *cli.Context) error {
 	got, err := api.Do[appliance.ListNodes, appliance.List[appliance.Node]](c.Context, s.Client, "nodes.list",
 		appliance.ListNodes{TenantID: s.tenant, Page: appliance.Page{Limit: maxStatusNodes + 1}})
 	if appliance.CodeOf(err) == appliance.AccessDenied || err == nil && len(got.Items) == 0 {
@@ -177,7 +203,7 @@ func (s *session) statusNodes(c *cli.Context, st appliance.SystemStatus) error {
 	}
 	fmt.Fprintf(s.out, "\n%s\n", s.paint(bold, "Nodes"))
 	if len(got.Items) > maxStatusNodes {
-		fmt.Fprintf(s.out, "  %d; bc nodes list shows them\n", st.Nodes.Total)
+		fmt.Fprintf(s.out, "  more than %d; bc nodes list shows them\n", maxStatusNodes)
 		return nil
 	}
 	wide := 0

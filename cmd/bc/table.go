@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"io"
 	"slices"
 	"strings"
@@ -13,6 +14,7 @@ type column struct {
 	wide  bool // shown in the wide format alone
 	drop  int  // where the terminal is too narrow, the highest goes first; 0 stays
 	flex  bool // text for people, which may be cut where it is too long
+	least int  // a text is not cut shorter than this while a column can go; 0 is minFlex
 	right bool
 	state bool // coloured by what it says
 }
@@ -47,8 +49,8 @@ type field[T any] struct {
 }
 
 const (
-	gap     = 2  // blanks between columns
-	minFlex = 24 // a text is not cut shorter than this while a column can go
+	gap     = 2 // blanks between columns
+	minFlex = 24
 )
 
 // write fits the table to the printer's width and writes it.
@@ -126,7 +128,7 @@ func (t *table) fit(shown []int, room int) []int {
 		worst := -1
 		for i, c := range shown {
 			if t.columns[c].flex {
-				widths[i] = min(widths[i], minFlex)
+				widths[i] = min(widths[i], cmp.Or(t.columns[c].least, minFlex))
 			}
 			if t.columns[c].drop > 0 && (worst < 0 || t.columns[c].drop > t.columns[shown[worst]].drop) {
 				worst = i

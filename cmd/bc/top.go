@@ -138,16 +138,22 @@ func (s *session) topPicture(ctx context.Context, height int) (string, error) {
 	healthSheet(&sh, s, o.Status, notReady)
 	poolBars(&sh, rows)
 	attentionSheet(&sh, firstAttention(o.Status, 3))
+	all := len(nodes.Items)
+	if o.Status != nil {
+		all = o.Status.Nodes.Total
+	}
 	// What is left of the height is shared: bookings are what moves.
 	room := height - strings.Count(sh.b.String(), "\n") - 6 // two headings, a blank line and the header of each
 	share := max(2, room/2)
-	sh.table(more("Nodes", len(nodes.Items), share, height, o.Status.Nodes.Total), nodeTable(s.printer, some(nodes.Items, share, height), names))
+	sh.table(more("Nodes", len(nodes.Items), share, height, max(all, len(nodes.Items))), nodeTable(s.printer, some(nodes.Items, share, height), names))
 	sh.table(more("Bookings", len(booked), share, height, len(booked)), reservationTable(s.printer, some(booked, share, height), names))
 	return sh.b.String(), nil
 }
 
-func firstAttention(st appliance.SystemStatus, n int) appliance.SystemStatus {
-	st.Attention = st.Attention[:min(n, len(st.Attention))]
+func firstAttention(st *appliance.SystemStatus, n int) *appliance.SystemStatus {
+	if st != nil {
+		st.Attention = st.Attention[:min(n, len(st.Attention))]
+	}
 	return st
 }
 
