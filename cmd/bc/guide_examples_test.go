@@ -177,8 +177,10 @@ var (
 	anID     = regexp.MustCompile(`\b(pool|site|node|res|key|user|jtok|pacct)_[0-9a-z]{26}\b`)
 	aTime    = regexp.MustCompile(`\b20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z`)
 	aSecret  = regexp.MustCompile(`\b(bck|bcl|bcj)_[A-Za-z0-9_-]{10,}`)
-	anAmount = regexp.MustCompile(`"(quantity|cost|spent)":[0-9.e+-]+`)
-	aRow     = regexp.MustCompile(`,\d+\.\d{6},(\d+\.\d{4})?\\n`) // of a CSV, in JSON
+	anAmount = regexp.MustCompile(`"quantity":[0-9.e+-]+`)
+	aCost    = regexp.MustCompile(`"(cost|spent)":[0-9.e+-]+`)
+	aRow     = regexp.MustCompile(`,\d+\.\d{6},`) // of a CSV
+	aRowCost = regexp.MustCompile(`,\d+\.\d{4}\\n`)
 	morning  = time.Date(2026, 1, 31, 8, 0, 0, 0, time.UTC)
 )
 
@@ -201,11 +203,13 @@ func (s *standIns) standIn(body []byte) []byte {
 		if err != nil {
 			return text
 		}
-		return []byte(morning.Add(at.Sub(s.start).Round(10 * time.Minute)).Format(shownTime))
+		return []byte(morning.Add(at.Sub(s.start).Round(5 * time.Minute)).Format(shownTime))
 	})
 	body = aSecret.ReplaceAll(body, []byte("${1}_…"))
-	body = anAmount.ReplaceAll(body, []byte(`"$1":1.5`))
-	return aRow.ReplaceAll(body, []byte(`,1.500000,1.8750\n`))
+	body = anAmount.ReplaceAll(body, []byte(`"quantity":1.5`))
+	body = aCost.ReplaceAll(body, []byte(`"$1":1.875`))
+	body = aRow.ReplaceAll(body, []byte(`,1.500000,`))
+	return aRowCost.ReplaceAll(body, []byte(`,1.8750\n`))
 }
 
 // real puts what is real on this server in place of a request's stand-ins.
