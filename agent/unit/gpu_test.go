@@ -238,6 +238,8 @@ func TestPowerCapLostWithTheDriverIsSetAgain(t *testing.T) {
 		t.Errorf("after the driver came back the cap is %q mW", got)
 	}
 
+	b.nvml.Set(2, "persistence", "off")
+	wantStatus(t, b.sync(want), wire.InSync, "start nvidia-persistenced")
 	b.nvml.Set(6, "power-limit-mw", "500000") // by someone else
 	b.sync(wire.Units{})
 	for i, mw := range map[int]string{0: "700000", 5: "650000", 6: "500000"} {

@@ -74,6 +74,8 @@ func (u gpuSettings) planPower(g gpu.State, mw int, all *verdicts) ([]Step, bool
 	case l.Enforced > 0 && l.Enforced < mw:
 		all.add(wire.InSync, fmt.Sprintf("%s is held to %s by something else, such as the machine's management controller",
 			gpuName(g), wattText(l.Enforced)))
+	case g.Persistence != nil && !*g.Persistence:
+		all.add(wire.InSync, "persistence mode is off, so the cap is lost and set again whenever nothing uses the GPU: start nvidia-persistenced")
 	default:
 		all.add(wire.InSync, "")
 	}

@@ -150,6 +150,8 @@ func (r *Runner) known(kind wire.UnitKind) Unit {
 		return gpuSettings{r.GPUs}
 	case wire.UnitGPUSharing:
 		return gpuSharing{r.GPUs}
+	case wire.UnitK8sJoin:
+		return k8sJoin{}
 	}
 	return nil
 }
@@ -157,6 +159,12 @@ func (r *Runner) known(kind wire.UnitKind) Unit {
 // only is the one unit of units, alone.
 func only(units wire.Units, kind wire.UnitKind) wire.Units {
 	var u wire.Units
+	take(&u, units, kind)
+	return u
+}
+
+// take puts one unit of units into u.
+func take(u *wire.Units, units wire.Units, kind wire.UnitKind) {
 	switch kind {
 	case wire.UnitKernelModules:
 		u.KernelModules = units.KernelModules
@@ -177,7 +185,6 @@ func only(units wire.Units, kind wire.UnitKind) wire.Units {
 	case wire.UnitTelemetry:
 		u.Telemetry = units.Telemetry
 	}
-	return u
 }
 
 // undoKernel lists what gives up the kernel values that are noted and not kept:
