@@ -1,0 +1,163 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"os"
+	"time"
+
+	"github.com/urfave/cli/v2"
+
+	"github.com/bettercompute/bc/agent"
+	"github.com/bettercompute/bc/agent/host"
+	"github.com/bettercompute/bc/appliance"
+	"github.com/bettercompute/bc/appliance/api"
+)
+
+func runCommand() *cli.Command {
+	return &cli.Command{
+		Name: "run", Usage: "run a command behind the wall of a reservation on this machine", ArgsUsage: "-- COMMAND...", Category: "run",
+		Description: "The command runs in the reservation's slice: on its CPUs, within its memory, with just its GPUs'\n" +
+			"device nodes, and with CUDA_VISIBLE_DEVICES set. Its exit status is passed on. With --gpus a\n" +
+			"reservation is made, waited for, and released when the command ends.\n\n" +
+			"It needs root, since systemd lets nobody else start work in a slice. Under sudo the command runs as\n" +
+			"the user who called sudo. Whoever may call it as root can use every reservation of this machine; a\n" +
+			"command that itself runs as root is led to its share, and could leave it.\n\n" +
+			"Examples:\n   sudo bc run -r train-7b -- python train.py\n   sudo bc run --gpus 2 --for 2h -- nvidia-smi -L",
+		Flags: []cli.Flag{
+			&cli.StringFlag{Name: "reservation", Aliases: []string{"r"}, Usage: "the active `RESERVATION`, by id or name"},
+			&cli.IntFlag{Name: "gpus", Aliases: []string{"g"}, Usage: "reserve `N` of what the pool shares for this command"},
+			&cli.StringFlag{Name: "pool", Aliases: []string{"p"}, Usage: "with --gpus: of `POOL` (default: the only one that the tenant sees)"},
+			&cli.StringFlag{Name: "for", Usage: "with --gpus: `DURATION` after which it is ended, such as 2h (default: when the command ends)"},
+			&cli.StringSliceFlag{Name: "selector", Aliases: []string{"l"}, Usage: "with --gpus: `KEY=VALUE` that the node must have, as in bc reservations create"},
+			&cli.StringFlag{Name: "name", Usage: "with --gpus: `NAME` for people"},
+		},
+		Action: runInside,
+	}
+}
+
+func runInside(c *cli.Context) error {
+	if c.NArg() == 0 {
+		return usagef("%s needs a command behind --; see %s --help", c.Command.HelpName, c.Command.HelpName)
+	}
+	if c.IsSet("reservation") == c.IsSet("gpus") {
+		return usagef("give either --reservation RESERVATION or --gpus N; see %s --help", c.Command.HelpName)
+	}
+	for _, f := range []string{"pool", "for", "selector", "name"} {
+		if c.IsSet("reservation") && c.IsSet(f) {
+			return usagef("--%s is of a new reservation: it goes with --gpus, not with --reservation", f)
+		}
+	}
+	if os.Geteuid() != 0 {
+		return appliance.Refuse(appliance.AccessDenied, "",
+			"bc run needs root, since systemd lets nobody else start work in a slice; sudo bc run … runs the command as you")
+	}
+	if c.IsSet("gpus") {
+		return runReserved(c)
+	}
+	env, err := enterReservation(c, c.String("reservation"))
+	if err != nil {
+		return err
+	}
+	return host.Execute(c.Args().Slice(), env)
+}
+
+// enterReservation moves this process behind the wall of a reservation. By its
+// id that works without the control plane, which the agent may have lost too.
+func enterReservation(c *cli.Context, want string) ([]string, error) {
+	if appliance.IsID(appliance.ReservationPrefix, want) {
+		env, err := agent.EnterWall(c.Context, want)
+		if err == nil || !errors.Is(err, agent.ErrNoWall) {
+			return env, err
+		}
+	}
+	s, err := open(c)
+	if err != nil {
+		return nil, err
+	}
+	r, err := s.findReservation(c.Context, want)
+	if err != nil {
+		return nil, err
+	}
+	if r.State != appliance.Active {
+		return nil, appliance.Refuse(appliance.InvalidState, "", "reservation %s is %s, not active. %s", reservationHandle(r), r.State, r.Message)
+	}
+	env, err := agent.EnterWall(c.Context, r.ID)
+	if errors.Is(err, agent.ErrNoWall) {
+		return nil, s.explainNoWall(c, r)
+	}
+	return env, err
+}
+
+// explainNoWall says why an active reservation has no wall here.
+func (s *session) explainNoWall(c *cli.Context, r appliance.Reservation) error {
+	if r.Message != "" {
+		return appliance.Refuse(appliance.InvalidState, "", "reservation %s is active, and not walled in: %s", reservationHandle(r), r.Message)
+	}
+	var on []string
+	for _, p := range r.Placements {
+		name := p.NodeID
+		if n, err := s.findNode(c.Context, p.NodeID); err == nil {
+			name = n.Hostname
+		}
+		on = append(on, name)
+	}
+	return appliance.Refuse(appliance.InvalidState, "", "reservation %s has nothing on this machine; it is on %s", reservationHandle(r), clip(on, 8))
+}
+
+// releaseWithin is how long the control plane may take to hear that a command
+// has ended.
+const releaseWithin = 10 * time.Second
+
+// runReserved reserves, runs and releases. The command is a child, so that this
+// process is still there to release.
+func runReserved(c *cli.Context) (err error) {
+	in := appliance.CreateReservation{
+		Resources: appliance.Amounts{}, Nodes: 1, Binding: appliance.BindHold, Duration: c.String("for"), Name: c.String("name"),
+	}
+	if in.Selector, err = parseSelector(c.StringSlice("selector")); err != nil {
+		return err
+	}
+	s, err := open(c)
+	if err != nil {
+		return err
+	}
+	p, err := s.onlyPool(c, "pool")
+	if err != nil {
+		return err
+	}
+	in.TenantID, in.PoolID = s.tenant, p.ID
+	in.Resources[p.Sharing.Resource()] = c.Int("gpus")
+	r, err := api.Do[appliance.CreateReservation, appliance.Reservation](c.Context, s.Client, "reservations.create", in)
+	if err != nil {
+		return err
+	}
+	defer s.release(c.Context, r)
+	if r, err = s.wait(c, r); err != nil {
+		return err
+	}
+	if !agent.Walled(r.ID) {
+		return s.explainNoWall(c, r)
+	}
+	code, err := host.Self(append([]string{"better-compute", "run", "-r", r.ID, "--"}, c.Args().Slice()...))
+	if err != nil {
+		return err
+	}
+	if code != 0 {
+		return silent{code}
+	}
+	return nil
+}
+
+// release ends a reservation, also when the command was interrupted.
+func (s *session) release(ctx context.Context, r appliance.Reservation) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseWithin)
+	defer cancel()
+	_, err := api.Do[appliance.ReservationRef, appliance.Reservation](ctx, s.Client, "reservations.release",
+		appliance.ReservationRef{TenantID: s.tenant, ReservationID: r.ID})
+	if err != nil {
+		s.note("Reservation %s may still be booked (%v); release it with: bc reservations release %s", reservationHandle(r), err, r.ID)
+		return
+	}
+	s.note("Reservation %s is released.", reservationHandle(r))
+}
