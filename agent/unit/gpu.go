@@ -163,6 +163,27 @@ func (v *verdicts) add(state wire.UnitState, reason string) {
 	}
 }
 
+// silent adds the GPUs that do not say who they are.
+func (s Scene) silent(all *verdicts) {
+	if n := s.GPUs.Silent; n > 0 {
+		all.add(wire.Partial, fmt.Sprintf("GPUs that do not answer: %d", n))
+	}
+}
+
+// failedLast puts the changes that failed when they were last made after the
+// others: the first failure stops, and one faulty GPU must not stop all.
+func (s Scene) failedLast(steps []Step) []Step {
+	rank := func(step Step) int {
+		c, ok := step.Change.(gpuChange)
+		if v, noted := s.Prior.Values[gpuKey(c.gpu.UUID, c.what)]; ok && noted && !v.Known {
+			return 1
+		}
+		return 0
+	}
+	slices.SortStableFunc(steps, func(a, b Step) int { return rank(a) - rank(b) })
+	return steps
+}
+
 // maxReasons bounds the reasons in a status.
 const maxReasons = 4
 
@@ -296,7 +317,7 @@ func (s Scene) undoGPUs(keep func(what string) bool, read func(g gpu.State, what
 			}
 		}
 	}
-	return steps
+	return s.failedLast(steps)
 }
 
 // unread is why a GPU does not tell something, "" if the board has no such

@@ -249,6 +249,38 @@ func TestPowerCapLostWithTheDriverIsSetAgain(t *testing.T) {
 	}
 }
 
+func TestFaultyGPUDoesNotKeepTheOthersFromTheirCap(t *testing.T) {
+	if !gputest.Alone(t) {
+		return
+	}
+	b := newGPUBench(t, "l40s-4")
+	const set = "error.nvmlDeviceSetPowerManagementLimit"
+	b.nvml.Set(0, set, "unknown")
+	want := units(t, `{"gpuSettings":{"powerLimitWatts":200}}`)
+	wantStatus(t, b.sync(want), wire.Failed, b.uuids[0], "unknown error (NVML 999)")
+	b.now = b.now.Add(time.Minute)
+	wantStatus(t, b.sync(want), wire.Failed)
+	caps := func(want ...string) {
+		t.Helper()
+		for i, mw := range want {
+			if got := b.nvml.Get(i, "power-limit-mw"); got != mw {
+				t.Errorf("GPU %d has %q mW, want %q", i, got, mw)
+			}
+		}
+	}
+	caps("", "200000", "200000", "200000")
+	b.nvml.Set(0, set, "-")
+	b.nvml.Lose(3)
+	b.now = b.now.Add(time.Hour)
+	wantStatus(t, b.sync(want), wire.Partial, "do not answer: 1")
+	caps("200000")
+	b.nvml.Find(3)
+	b.nvml.Set(1, set, "unknown")
+	b.sync(wire.Units{})
+	b.sync(wire.Units{})
+	caps("350000", "200000", "350000", "350000")
+}
+
 func TestECCThatARebootDidNotBringIsAFailure(t *testing.T) {
 	if !gputest.Alone(t) {
 		return

@@ -51,7 +51,8 @@ func (u gpuSettings) Plan(s Scene) Plan {
 	if refused { // one model, one range: a cap for some of the GPUs helps nobody
 		caps = nil
 	}
-	p.Steps = append(append(p.Steps, caps...), modes...)
+	p.Steps = append(p.Steps, s.failedLast(append(caps, modes...))...)
+	s.silent(&all)
 	p.Got = tally(got)
 	all.sum(&p)
 	return p

@@ -72,6 +72,7 @@ func (u gpuSharing) Plan(s Scene) Plan {
 			u.planTimeslice(s, g, &p, &all)
 		}
 	}
+	s.silent(&all)
 	p.Got = tally(got)
 	all.sum(&p)
 	return p

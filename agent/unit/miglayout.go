@@ -163,6 +163,7 @@ func (u migLayout) Plan(s Scene) Plan {
 		got = append(got, layoutOf(g).words())
 		u.planGPU(s, g, want, &p, &all)
 	}
+	s.silent(&all)
 	p.Got = tally(got)
 	all.sum(&p)
 	return p
@@ -355,7 +356,7 @@ func (c cutGPU) Apply(ctx context.Context, m *host.Machine, j *host.Journal) err
 	case errors.Is(set, gpu.ErrResetRequired) && c.restore && len(got.instances) == 0:
 		return j.Forget(key) // the mode from before comes back with the next reset
 	case set == nil:
-	case errors.Is(set, gpu.ErrLibrary), c.restore:
+	case errors.Is(set, gpu.ErrLibrary):
 		return errors.Join(set, j.After(key, text))
 	case errors.Is(set, gpu.ErrResetRequired):
 		text += "; " + notePending
