@@ -101,7 +101,7 @@ func (r *Runner) Sync(ctx context.Context, spec wire.NodeSpec) []wire.UnitStatus
 		status := r.sync(ctx, kind, d)
 		if wanted {
 			out = append(out, status)
-		} else if status.State != "" {
+		} else if status.State == wire.Failed || status.State == wire.Conflict {
 			r.Log.Warn("a unit that is no longer wanted is not undone yet", "unit", Name(kind), "why", status.Reason)
 		}
 	}
@@ -143,7 +143,7 @@ func (r *Runner) sync(ctx context.Context, kind wire.UnitKind, d Desired) wire.U
 	if status, settled := r.settled(kind, d); settled {
 		return status
 	}
-	if err := r.want(name, d); err != nil {
+	if err := r.want(ctx, name, d); err != nil {
 		return r.stamp(failed(kind, err))
 	}
 	if r.Services && r.Machine.UnitInstalled(ctx, Service(kind)) {
@@ -238,7 +238,12 @@ func (r *Runner) scene(kind wire.UnitKind, d Desired) (Scene, error) {
 }
 
 // want writes the desired state where the unit that applies it reads it.
-func (r *Runner) want(name string, d Desired) error {
+func (r *Runner) want(ctx context.Context, name string, d Desired) error {
+	unlock, err := r.Ledger.Lock(ctx)
+	if err != nil {
+		return err
+	}
+	defer unlock()
 	var before Desired
 	if known, err := r.Ledger.Load(host.Desired, name, &before); err == nil && known &&
 		before.hash() == d.hash() && before.Generation == d.Generation && slices.Equal(before.Held, d.Held) {
@@ -309,9 +314,32 @@ func (r *Runner) Apply(ctx context.Context, kind wire.UnitKind) (wire.UnitStatus
 	return status, true, err
 }
 
-// Remove undoes one unit, and forgets that it was wanted.
-func (r *Runner) Remove(ctx context.Context, kind wire.UnitKind) (wire.UnitStatus, error) {
-	return r.apply(ctx, kind, Desired{})
+// Remove undoes one unit, and forgets that it was wanted. It reports false if
+// the unit was never applied here.
+func (r *Runner) Remove(ctx context.Context, kind wire.UnitKind) (wire.UnitStatus, bool, error) {
+	if r.known(kind) == nil || !r.touched(kind) {
+		return wire.UnitStatus{}, false, nil
+	}
+	// Should not all be put back now, the next boot goes on with it.
+	if err := r.want(ctx, Name(kind), Desired{}); err != nil {
+		return wire.UnitStatus{}, true, err
+	}
+	status, err := r.apply(ctx, kind, Desired{})
+	return status, true, err
+}
+
+// Wanted is what the agent last wanted of this machine, from the ledger.
+func (r *Runner) Wanted() (wire.NodeSpec, error) {
+	var spec wire.NodeSpec
+	for _, kind := range wire.UnitKinds {
+		var d Desired
+		if _, err := r.Ledger.Load(host.Desired, Name(kind), &d); err != nil {
+			return spec, err
+		}
+		spec.Generation = max(spec.Generation, d.Generation)
+		take(&spec.Units, d.Units, kind)
+	}
+	return spec, nil
 }
 
 // apply plans and applies under the lock until nothing is left, and writes the
@@ -372,7 +400,11 @@ func (r *Runner) apply(ctx context.Context, kind wire.UnitKind, d Desired) (wire
 func (r *Runner) removed(name string, status wire.UnitStatus, err error) (wire.UnitStatus, error) {
 	var p host.Prior
 	if left, loadErr := r.Ledger.Load(host.Priors, name, &p); err != nil || loadErr != nil || left {
-		status.Reason = cmp.Or(status.Reason, "not all could be put back yet; it is tried again")
+		later := "not all could be put back yet; it is tried again"
+		if len(p.Values) == 0 && p.Arguments != nil {
+			later = "its kernel arguments go with the next boot"
+		}
+		status.Reason = cmp.Or(status.Reason, later)
 		return status, nil
 	}
 	return wire.UnitStatus{}, errors.Join(r.Ledger.Drop(host.Results, name), r.Ledger.Drop(host.Desired, name))

@@ -49,7 +49,7 @@ func newBench(t *testing.T, name string) *bench {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := &bench{Machine: hosttest.New(t, a), state: t.TempDir(), now: time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)}
+	b := &bench{Machine: hosttest.New(t, a), state: hosttest.Dir(t), now: time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)}
 	b.Runner = &unit.Runner{
 		Machine: b.Machine.Machine, Ledger: host.OpenLedger(b.state), Manage: true,
 		Now: func() time.Time { return b.now }, Log: slog.New(slog.NewTextHandler(&bytes.Buffer{}, nil)),

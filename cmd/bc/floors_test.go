@@ -41,7 +41,7 @@ var floors = map[string][]string{
 
 	"cmd/bc": {
 		"agent", "agent/wire", "agent/host", "agent/gpu", "agent/inventory", "agent/unit", "testdata/hosts",
-		"appliance", "appliance/store", "appliance/iam", "appliance/control", "appliance/api", "appliance/reconcile",
+		"appliance", "appliance/plan", "appliance/store", "appliance/iam", "appliance/control", "appliance/api", "appliance/reconcile",
 	},
 }
 

@@ -32,6 +32,7 @@ func hostCommand() *cli.Command {
 			Action: hostCapture,
 		},
 	)
+	g.Subcommands = append(g.Subcommands, hostUnitCommands()...)
 	g.Category = "look"
 	return g
 }

@@ -2,6 +2,7 @@ package hosttest
 
 import (
 	"fmt"
+	"os"
 	"path"
 	"slices"
 	"strconv"
@@ -36,10 +37,7 @@ func (e *edge) updateGRUB() {
 		text, _ := e.root.String(file)
 		for line := range strings.Lines(text) {
 			for name, value := range host.Assignments(line) {
-				for known, v := range values {
-					value = strings.ReplaceAll(value, "$"+known, v)
-				}
-				values[name] = value
+				values[name] = os.Expand(value, func(known string) string { return values[known] })
 			}
 		}
 	}
@@ -161,7 +159,8 @@ func (e *edge) remember() {
 		"/sys/devices/system/cpu/isolated", "/proc/modules",
 	} {
 		for _, file := range e.root.Glob(pattern) {
-			e.fresh[file], _ = e.root.String(file)
+			data, _ := e.root.ReadFile(file)
+			e.fresh[file] = string(data)
 		}
 	}
 }

@@ -35,7 +35,7 @@ type Machine struct {
 // machine has and no recording holds: a boot id, modprobe, compact_memory.
 func New(t testing.TB, a *host.Archive) *Machine {
 	t.Helper()
-	dir := t.TempDir()
+	dir := Dir(t)
 	if err := host.Unpack(a, dir); err != nil {
 		t.Fatal(err)
 	}
@@ -60,6 +60,18 @@ func New(t testing.TB, a *host.Archive) *Machine {
 		m.Put("/usr/bin/kernel-install", "")
 	}
 	return m
+}
+
+// Dir is a folder of the test, in memory where the system has one: what is
+// written there waits for no disk.
+func Dir(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("/dev/shm", "hosttest-")
+	if err != nil {
+		return t.TempDir()
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) }) // a leftover in memory goes with the next boot
+	return dir
 }
 
 // Put writes a file of the machine, as someone else would. The text gets a
