@@ -442,32 +442,23 @@ func (m *memory) tenantOwnedNode(poolID string) (hostname string, ok bool) {
 
 func (c *Control) loadNodes(tx *store.Tx) error {
 	m := &c.mem
-	nodes, err := tx.LiveNodes()
+	nodes, err := tx.LoadNodes()
 	if err != nil {
 		return err
 	}
-	ledgers, err := tx.Ledgers()
-	if err != nil {
-		return err
-	}
-	byNode := make(map[string]store.NodeLedger, len(ledgers))
-	for _, l := range ledgers {
-		byNode[l.NodeID] = l
-	}
+	var unpack plan.Unpacker
 	for _, rec := range nodes {
-		inv, err := tx.Inventory(rec.ID)
-		if err != nil {
+		facts := plan.Node{Rows: rec.Ledger.Resources}
+		identify(&facts, m.pools[rec.PoolID], rec.NodeRecord)
+		if err := unpack.Unpack(plan.Packed(rec.Facts), &facts); err != nil {
 			return err
 		}
-		p := m.pools[rec.PoolID]
-		facts := nodeFacts(p, rec, inv)
-		facts.Rows = byNode[rec.ID].Resources
 		if _, err := m.index.PutNode(facts); err != nil {
 			return err
 		}
 		m.put(&node{
 			id: rec.ID, pool: rec.PoolID, hostname: rec.Hostname, token: rec.CredentialHash, machine: rec.MachineID,
-			state: rec.State, inventory: rec.InventoryHash, generation: byNode[rec.ID].Generation, version: rec.SpecVersion,
+			state: rec.State, inventory: rec.InventoryHash, generation: rec.Ledger.Generation, version: rec.SpecVersion,
 			simulated: rec.Simulated, owned: rec.Control == appliance.ControlTenantOwned, seen: c.Now(),
 		})
 	}

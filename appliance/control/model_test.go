@@ -236,6 +236,9 @@ func (m *model) takes(p *modelPool, n *modelNode, r *appliance.Reservation, want
 
 func (m *model) fits(r *appliance.Reservation) bool {
 	p := m.pool(r.PoolID)
+	if m.unprofiled(p, r.Resources, r.Selector) {
+		return false // asked before there were instances to choose from
+	}
 	want, count := m.wants(p, r), 0
 	for _, n := range m.nodes {
 		if m.takes(p, n, r, want) {
@@ -294,7 +297,7 @@ func (m *model) took(in appliance.CreateReservation, got appliance.Reservation, 
 	switch {
 	case !p.seen[in.TenantID] || p.archived:
 		want = appliance.NotFound
-	case m.unprofiled(p, in):
+	case m.unprofiled(p, in.Resources, in.Selector):
 		want = appliance.InvalidInput
 	case m.short(r):
 		want = appliance.QuotaExceeded
@@ -316,7 +319,7 @@ func (m *model) took(in appliance.CreateReservation, got appliance.Reservation, 
 }
 
 // unprofiled tells whether a request leaves open which MIG profile it takes.
-func (m *model) unprofiled(p *modelPool, in appliance.CreateReservation) bool {
+func (m *model) unprofiled(p *modelPool, resources appliance.Amounts, selector appliance.Selector) bool {
 	profiles := map[string]bool{}
 	for _, n := range m.nodes {
 		for _, g := range n.gpus {
@@ -327,8 +330,8 @@ func (m *model) unprofiled(p *modelPool, in appliance.CreateReservation) bool {
 			}
 		}
 	}
-	_, named := in.Selector[appliance.MIGProfile]
-	return in.Resources[appliance.ResourceMIG] > 0 && !named && len(profiles) > 1
+	_, named := selector[appliance.MIGProfile]
+	return resources[appliance.ResourceMIG] > 0 && !named && len(profiles) > 1
 }
 
 // retried follows the reservations that were tried again, in their order.

@@ -20,7 +20,8 @@ func (c *Control) settle(tx *store.Tx, tr trail, p *pool, rec store.NodeRecord, 
 	before, specBefore := rec.State, rec.Spec
 	at := c.now()
 	c.judge(&rec, p, inv, at)
-	if err := c.place(tx, p, &rec, inv); err != nil {
+	facts, err := c.place(tx, p, &rec, inv)
+	if err != nil {
 		return rec, err
 	}
 	rec.Spec = c.specFor(p, rec, inv)
@@ -28,6 +29,13 @@ func (c *Control) settle(tx *store.Tx, tr trail, p *pool, rec store.NodeRecord, 
 	rec.Conditions = setCondition(rec.Conditions, configCondition(rec.Units), at)
 	rec.Conditions = setCondition(rec.Conditions, rebootCondition(rec.Units), at)
 	if err := tx.PutNode(rec); err != nil {
+		return rec, err
+	}
+	packed, err := facts.Pack()
+	if err != nil {
+		return rec, err
+	}
+	if err := tx.PutNodeFacts(rec.ID, store.NodeFacts(packed)); err != nil {
 		return rec, err
 	}
 	c.remember(tx, rec, !plan.SameSpec(specBefore, rec.Spec))
@@ -199,9 +207,7 @@ func schedulable(rec store.NodeRecord, inv wire.Inventory) (bool, string) {
 // nodeFacts is what the placement index has to know of a node, but its rows.
 func nodeFacts(p *pool, rec store.NodeRecord, inv wire.Inventory) plan.Node {
 	facts := plan.NodeFrom(inv, rec.Labels)
-	facts.ID, facts.PoolID, facts.Hostname = rec.ID, rec.PoolID, rec.Hostname
-	facts.Role, facts.Control, facts.Sharing = rec.Role, rec.Control, p.Sharing
-	facts.Replicas = p.policy.Replicas(p.Sharing)
+	identify(&facts, p, rec)
 	facts.Schedulable, facts.Unschedulable = schedulable(rec, inv)
 	if rec.Control == appliance.ControlTenantControlled {
 		facts.Schedulable, facts.Unschedulable = false, "controlled by its tenant"
@@ -209,8 +215,15 @@ func nodeFacts(p *pool, rec store.NodeRecord, inv wire.Inventory) plan.Node {
 	return facts
 }
 
+// identify says who a node is and how its pool shares it.
+func identify(facts *plan.Node, p *pool, rec store.NodeRecord) {
+	facts.ID, facts.PoolID, facts.Hostname = rec.ID, rec.PoolID, rec.Hostname
+	facts.Role, facts.Control, facts.Sharing = rec.Role, rec.Control, p.Sharing
+	facts.Replicas = p.policy.Replicas(p.Sharing)
+}
+
 // place puts the node's facts and rows into the placement index.
-func (c *Control) place(tx *store.Tx, p *pool, rec *store.NodeRecord, inv wire.Inventory) error {
+func (c *Control) place(tx *store.Tx, p *pool, rec *store.NodeRecord, inv wire.Inventory) (plan.Node, error) {
 	facts := nodeFacts(p, *rec, inv)
 	m := &c.mem
 	m.mu.Lock()
@@ -222,7 +235,7 @@ func (c *Control) place(tx *store.Tx, p *pool, rec *store.NodeRecord, inv wire.I
 	facts.Rows = plan.Rows(p.Class, rec.Control, p.policy, inv, allocated)
 	previous, err := m.index.PutNode(facts)
 	if err != nil {
-		return err
+		return facts, err
 	}
 	tx.Undo(func() {
 		m.mu.Lock()
@@ -241,7 +254,7 @@ func (c *Control) place(tx *store.Tx, p *pool, rec *store.NodeRecord, inv wire.I
 	if previous == nil || len(write)+len(gone) > 0 {
 		m.dirtyNodes[rec.ID] = true
 	}
-	return nil
+	return facts, nil
 }
 
 func rowsOf(n *plan.Node) []appliance.ResourceRow {

@@ -24,6 +24,7 @@ type Index struct {
 	topologies table[topology]
 	shapes     table[rowShape]
 	key        []byte // scratch of PutNode
+	last       lastTopology
 
 	classCount  uint32   // numbers of classes that were ever in use
 	freeClasses []uint32 // those that are not
@@ -100,7 +101,7 @@ func (x *Index) PutNode(facts Node) (previous *Node, err error) {
 	if old != nil && len(old.shares) > 0 && (old.pool.id != facts.PoolID || old.pool.sharing != facts.Sharing) {
 		return nil, fmt.Errorf("node %s has bookings in pool %s: it cannot change its pool or how that is shared", facts.ID, old.pool.id)
 	}
-	if err := checkTopology(&facts); err != nil {
+	if err := x.checkTopology(&facts); err != nil {
 		return nil, err
 	}
 	n := &node{id: facts.ID}
@@ -229,7 +230,7 @@ func (x *Index) enter(n *node) {
 	p := n.pool
 	p.all.add(entry{node: n})
 	n.eachShare(func(i int, share int32) { p.shares[i][share]++ })
-	for _, parts := range n.parts {
+	for _, parts := range n.bookable() {
 		for _, part := range parts {
 			if p.profiles[part.Profile] == nil {
 				p.profiles[part.Profile] = &profile{}
@@ -250,7 +251,7 @@ func (x *Index) leave(n *node) {
 			delete(p.shares[i], share)
 		}
 	})
-	for _, parts := range n.parts {
+	for _, parts := range n.bookable() {
 		for _, part := range parts {
 			if p.profiles[part.Profile].instances--; p.profiles[part.Profile].instances == 0 {
 				delete(p.profiles, part.Profile)
@@ -477,12 +478,23 @@ func (x *Index) topology(facts *Node) *shared[topology] {
 			reserve = max(0, facts.Topology.logical()-r.Total)
 		}
 	}
-	x.key = strconv.AppendInt(facts.Topology.appendKey(x.key[:0]), int64(reserve), 10)
-	return x.topologies.hold(x.key, func() topology { return newTopology(facts.Topology.clone(), reserve) })
+	if l := &x.last; l.facts != facts.Topology || l.reserve != reserve {
+		key := strconv.AppendInt(facts.Topology.appendKey(nil), int64(reserve), 10)
+		*l = lastTopology{facts: facts.Topology, reserve: reserve, key: key}
+	}
+	return x.topologies.hold(x.last.key, func() topology { return newTopology(facts.Topology.clone(), reserve) })
 }
 
-func checkTopology(facts *Node) error {
-	if facts.Topology == nil {
+// lastTopology remembers the key of the topology that was put last: at a start
+// like nodes come with one between them.
+type lastTopology struct {
+	facts   *Topology
+	reserve int
+	key     []byte
+}
+
+func (x *Index) checkTopology(facts *Node) error {
+	if facts.Topology == nil || facts.Topology == x.last.facts { // which was checked
 		return nil
 	}
 	var cpus, numa cpuBits

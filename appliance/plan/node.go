@@ -42,7 +42,8 @@ type Node struct {
 	// counts its bookings.
 	Rows []appliance.ResourceRow `json:"rows"`
 
-	// Topology is nil where it is not known: no CPUs are then set aside.
+	// Topology is nil where it is not known: no CPUs are then set aside. It must
+	// not be changed once the node was put: nodes may share one.
 	Topology *Topology `json:"topology,omitempty"`
 }
 

@@ -215,10 +215,19 @@ func (n *node) sign() sign {
 	return sg
 }
 
+// bookable is the MIG instances of each GPU where they are what is booked: those
+// of GPUs that are booked otherwise are no matter of the index.
+func (n *node) bookable() [][]Instance {
+	if n.pool.kind != instances {
+		return nil
+	}
+	return n.parts
+}
+
 // profiles lists the profiles of the node's MIG instances in order.
 func (n *node) profiles() []string {
 	var out []string
-	for _, parts := range n.parts {
+	for _, parts := range n.bookable() {
 		for _, p := range parts {
 			if at, found := slices.BinarySearch(out, p.Profile); !found {
 				out = slices.Insert(out, at, p.Profile)

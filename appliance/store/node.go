@@ -1,6 +1,8 @@
 package store
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 
 	"github.com/bettercompute/bc/agent/wire"
@@ -64,11 +66,6 @@ func (tx *Tx) PutNode(n NodeRecord) error {
 // Node reads one node, removed ones too.
 func (tx *Tx) Node(id string) (NodeRecord, error) {
 	return one(tx, "node", scanNode, `SELECT `+nodeColumns+` FROM nodes WHERE id = ?`, id)
-}
-
-// LiveNodes lists every node that is not removed.
-func (tx *Tx) LiveNodes() ([]NodeRecord, error) {
-	return collect(tx, scanNode, `SELECT `+nodeColumns+` FROM nodes WHERE removed_at IS NULL ORDER BY id`)
 }
 
 // NodesSeen lists the live nodes in pools that a tenant sees, or in one of
@@ -150,4 +147,55 @@ func (tx *Tx) WasRemoved(machineID string) (bool, error) {
 	var n int
 	err := tx.QueryRow(`SELECT count(*) FROM nodes WHERE machine_id = ? AND removed_at IS NOT NULL`, machineID).Scan(&n)
 	return n > 0, err
+}
+
+// NodeFacts is what the placer has to know of a node, in the small form that
+// package plan makes of it.
+type NodeFacts struct{ Shape, Attributes, Own string }
+
+// PutNodeFacts keeps what the placer has to know of a node.
+func (tx *Tx) PutNodeFacts(node string, f NodeFacts) error {
+	sum := sha256.Sum256([]byte(f.Shape))
+	hash := hex.EncodeToString(sum[:16])
+	if _, err := tx.Exec(`INSERT INTO node_shapes (hash, body) VALUES (?, ?) ON CONFLICT DO NOTHING`, hash, f.Shape); err != nil {
+		return err
+	}
+	_, err := tx.Exec(`INSERT INTO node_facts (node_id, shape, attributes, own) VALUES (?, ?, ?, ?)
+		ON CONFLICT (node_id) DO UPDATE SET shape = excluded.shape, attributes = excluded.attributes, own = excluded.own`,
+		node, hash, f.Attributes, f.Own)
+	return err
+}
+
+// LoadedNode is what a start reads of a node: no more than decisions need.
+type LoadedNode struct {
+	NodeRecord // without labels, conditions, units, checks and spec
+	Facts      NodeFacts
+	Ledger     NodeLedger
+}
+
+// LoadNodes reads every node that is not removed, in order of id, with what the
+// placer has to know of it and its counters.
+func (tx *Tx) LoadNodes() ([]LoadedNode, error) {
+	shapes := map[string]string{}
+	_, err := collect(tx, func(r *Rows) (_ struct{}, err error) {
+		var hash, body string
+		err = r.Scan(&hash, &body)
+		shapes[hash] = body
+		return struct{}{}, err
+	}, `SELECT hash, body FROM node_shapes`)
+	if err != nil {
+		return nil, err
+	}
+	return collect(tx, func(r *Rows) (n LoadedNode, err error) {
+		var shape, resources string
+		if err := r.Scan(&n.ID, &n.PoolID, &n.MachineID, &n.Hostname, &n.Role, &n.Control, &n.State, &n.Simulated, &n.CredentialHash, &n.SpecVersion,
+			&n.InventoryHash, &shape, &n.Facts.Attributes, &n.Facts.Own, &n.Ledger.Generation, &resources); err != nil {
+			return n, err
+		}
+		n.Facts.Shape, n.Ledger.NodeID = shapes[shape], n.ID
+		return n, fromJSON(resources, &n.Ledger.Resources)
+	}, `SELECT n.id, n.pool_id, n.machine_id, n.hostname, n.role, n.control, n.state, n.simulated, n.credential_hash, n.spec_version,
+			n.inventory_hash, f.shape, f.attributes, f.own, l.generation, l.resources
+		FROM nodes n JOIN node_facts f ON f.node_id = n.id JOIN node_ledgers l ON l.node_id = n.id
+		WHERE n.removed_at IS NULL ORDER BY n.id`)
 }

@@ -92,15 +92,16 @@ CREATE TABLE nodes (
   simulated       INTEGER NOT NULL,
   local           INTEGER NOT NULL, -- the machine that the control plane runs on
   credential_hash TEXT NOT NULL,
+  spec_version    INTEGER NOT NULL, -- the pool's version that spec_json and the counters were made from
+  inventory_hash  TEXT NOT NULL,
+  joined_at       INTEGER NOT NULL,
+  removed_at      INTEGER,
+  -- last, so that a start reads what precedes them alone
   labels_json     TEXT NOT NULL,
   conditions_json TEXT NOT NULL,
   units_json      TEXT NOT NULL,
   checks_json     TEXT NOT NULL,
-  spec_json       TEXT NOT NULL, -- the NodeSpec without its bindings and generation
-  spec_version    INTEGER NOT NULL, -- the pool's version that spec_json and the counters were made from
-  inventory_hash  TEXT NOT NULL,
-  joined_at       INTEGER NOT NULL,
-  removed_at      INTEGER
+  spec_json       TEXT NOT NULL  -- the NodeSpec without its bindings and generation
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX nodes_by_pool ON nodes(pool_id, id);
 CREATE UNIQUE INDEX nodes_by_machine ON nodes(machine_id) WHERE removed_at IS NULL;
@@ -110,6 +111,20 @@ CREATE UNIQUE INDEX nodes_by_credential ON nodes(credential_hash);
 CREATE TABLE node_inventories (
   node_id TEXT PRIMARY KEY REFERENCES nodes(id),
   body    TEXT NOT NULL
+) STRICT, WITHOUT ROWID;
+
+-- What the placer has to know of each node, made from its row, its pool and its
+-- inventory whenever one of these changes. What like machines share stands once
+-- in node_shapes, under its hash.
+CREATE TABLE node_shapes (
+  hash TEXT PRIMARY KEY,
+  body TEXT NOT NULL
+) STRICT, WITHOUT ROWID;
+CREATE TABLE node_facts (
+  node_id    TEXT PRIMARY KEY REFERENCES nodes(id),
+  shape      TEXT NOT NULL REFERENCES node_shapes(hash),
+  attributes TEXT NOT NULL,
+  own        TEXT NOT NULL
 ) STRICT, WITHOUT ROWID;
 
 -- What changes with each booking, apart from the node's wide row: resources is

@@ -1,0 +1,150 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/bettercompute/bc/appliance"
+)
+
+// TestRead measures the authenticated read of one reservation, and the answer
+// to a repeated create, beside a bare handler that reads one row.
+func TestRead(t *testing.T) {
+	needBars(t)
+	f := makeFleet(t, 100, nil)
+	f.serve(t)
+	floor := openSameRows(t)
+	for range 500 {
+		if err := floor.s.Write(context.Background(), floor.write); err != nil {
+			t.Fatal(err)
+		}
+	}
+	bare := serveBare(t, floor.handler())
+	const clients, n = 8, 8000
+	ours, theirs := dialAll(t, f.socket(), clients), dialAll(t, bare, clients)
+	var ids [500]string
+	load(t, ours, len(ids), func(c *wireClient, i int) error {
+		var out appliance.Reservation
+		err := c.callRaw(f.key, "reservations.create", createBody(f, fmt.Sprintf(`,"idempotencyKey":"k%d"`, i)), &out)
+		ids[i] = out.ID
+		return err
+	})
+	get := func(c *wireClient, i int) error {
+		return c.callRaw(f.key, "reservations.get", refBody(ids[i%len(ids)]), nil)
+	}
+	var rate, bareRate, over, replay []float64
+	for range *rounds {
+		b := load(t, theirs, n, func(c *wireClient, i int) error {
+			return c.callRaw("", "reservations.get", refBody(fmt.Sprintf("res_%026d", 1+i%500)), nil)
+		})
+		r := load(t, ours, n, get)
+		again := load(t, ours, n, func(c *wireClient, i int) error {
+			return c.callRaw(f.key, "reservations.create", createBody(f, fmt.Sprintf(`,"idempotencyKey":"k%d"`, i%len(ids))), nil)
+		})
+		rate, bareRate = append(rate, r.rate()), append(bareRate, b.rate())
+		over, replay = append(over, r.rate()/b.rate()), append(replay, again.rate()/r.rate())
+	}
+	report(t, "read of one reservation, 8 clients", "%.0f/s; %.2f × bare chi with one row (%.0f/s)", median(rate), median(over), median(bareRate))
+	report(t, "repeated create under its idempotency key", "%.2f × that read", median(replay))
+	readsBesideWrites(t, f, ours, get)
+}
+
+// readsBesideWrites compares reads on an idle server with reads while 8 clients
+// create and release.
+func readsBesideWrites(t *testing.T, f *fleet, readers []*wireClient, get func(*wireClient, int) error) {
+	t.Helper()
+	writers := dialAll(t, f.socket(), 8)
+	var idle, busy, share []float64
+	for range *rounds {
+		calm := load(t, readers[:1], 1500, get)
+		stop := make(chan struct{})
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+					creates(t, f, writers, 160)
+				}
+			}
+		}()
+		hot := load(t, readers[:1], 1500, get)
+		close(stop)
+		<-done
+		idle, busy = append(idle, float64(calm.at(0.99).Microseconds())), append(busy, float64(hot.at(0.99).Microseconds()))
+		share = append(share, float64(hot.at(0.99))/float64(calm.at(0.99)))
+	}
+	report(t, "p99 of a read beside 8 writers", "%.1f × idle (%.0f us, idle %.0f us)", median(share), median(busy), median(idle))
+}
+
+// TestList measures a page of 100 out of 1,000 pools with four quota rows each,
+// and the decision on all 1,000.
+func TestList(t *testing.T) {
+	needBars(t)
+	var site, home string
+	f := makeFleet(t, 1, func(s *server, f *fleet) {
+		h, at, err := s.control.Home(context.Background())
+		if err != nil {
+			t.Fatal(err)
+		}
+		home, site = h, at.ID
+		parallel(t, 16, 999, func(i int) error {
+			_, err := s.control.CreatePool(context.Background(), fleetOperator, appliance.CreatePool{
+				TenantID: home, SiteID: site, Class: appliance.ClassMetalHost, GPUModel: "H100", Name: fmt.Sprintf("p%d", i),
+				OwnerQuota: appliance.QuotaMap{"gpu": 1, "vcpu": 1, "memoryGiB": 1, "hugepages1Gi": 1},
+			})
+			return err
+		})
+	})
+	f.serve(t)
+	clients := dialAll(t, f.socket(), 8)
+	var rate []float64
+	for range *rounds {
+		r := load(t, clients, 2000, func(c *wireClient, _ int) error {
+			return c.callRaw(f.key, "pools.list", []byte(`{"tenantId":"local","limit":100}`), nil)
+		})
+		rate = append(rate, r.rate())
+	}
+	report(t, "pools.list, page of 100 of 1,000 pools × 4 quota rows", "%.0f/s", median(rate))
+}
+
+// TestScale compares creates at 10,000 nodes with creates at 100, and times
+// what runs over all nodes.
+func TestScale(t *testing.T) {
+	needBars(t)
+	small, large := makeFleet(t, 100, nil), makeFleet(t, 10_000, nil)
+	small.serve(t)
+	s := large.serve(t)
+	few, many := dialAll(t, small.socket(), 64), dialAll(t, large.socket(), 64)
+	var share []float64
+	creates(t, small, few, 700)
+	creates(t, large, many, 700)
+	for range *rounds {
+		var a, b result
+		for range 4 { // in turn, since what fits the small one is soon over
+			a.add(creates(t, small, few, 700))
+			b.add(creates(t, large, many, 700))
+		}
+		share = append(share, b.rate()/a.rate())
+	}
+	report(t, "creates at 10,000 nodes against 100, 64 clients", "%.2f ×", median(share))
+
+	var loop, liveness []float64
+	for range *rounds {
+		start := time.Now()
+		if err := s.control.RefreshNodes(context.Background()); err != nil {
+			t.Fatal(err)
+		}
+		loop = append(loop, float64(time.Since(start).Microseconds())/1000)
+		start = time.Now()
+		if err := s.control.CheckLiveness(context.Background()); err != nil {
+			t.Fatal(err)
+		}
+		liveness = append(liveness, float64(time.Since(start).Microseconds())/1000)
+	}
+	report(t, "capacity.hosts and liveness over 10,000 unchanged nodes", "%.2f ms and %.2f ms", median(loop), median(liveness))
+}

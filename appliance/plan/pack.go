@@ -1,0 +1,139 @@
+package plan
+
+import (
+	"fmt"
+
+	"github.com/go-json-experiment/json"
+	jsonv1 "github.com/go-json-experiment/json/v1"
+)
+
+// A node's facts are kept beside its inventory in a small form, so that ten
+// thousand of them are read at a start without ten thousand inventories: what
+// like machines share is apart from what is a machine's own, and is read once.
+
+// Packed is a node's facts in three texts: the same for machines of one make,
+// for machines with the same attributes, and a node's own. Who the node is, its
+// pool and its rows are not in it.
+type Packed struct{ Shape, Attributes, Own string }
+
+// packedShape is where the GPUs and CPUs of a machine are. Devices are in the
+// node's order; their peers are numbers in it.
+type packedShape struct {
+	Devices  []packedDevice `json:"devices,omitempty"`
+	Topology *Topology      `json:"topology,omitempty"`
+}
+
+type packedDevice struct {
+	Index   int    `json:"index"`
+	Address string `json:"address"`
+	NUMA    int    `json:"numa"`
+	Peers   []int  `json:"peers,omitempty"`
+}
+
+type packedOwn struct {
+	UUIDs         []string       `json:"uuids,omitempty"`
+	Unhealthy     map[int]string `json:"unhealthy,omitempty"`
+	Instances     [][]Instance   `json:"instances,omitempty"`
+	Schedulable   bool           `json:"schedulable"`
+	Unschedulable string         `json:"unschedulable,omitempty"`
+}
+
+var packing = json.JoinOptions(json.Deterministic(true), jsonv1.OmitEmptyWithLegacySemantics(true))
+
+// Pack gives the node's facts in their small form.
+func (n *Node) Pack() (Packed, error) {
+	shape := packedShape{Topology: n.Topology, Devices: make([]packedDevice, len(n.Devices))}
+	own := packedOwn{Schedulable: n.Schedulable, Unschedulable: n.Unschedulable, UUIDs: make([]string, len(n.Devices))}
+	at := make(map[string]int, len(n.Devices))
+	for i, d := range n.Devices {
+		at[d.UUID] = i
+	}
+	for i, d := range n.Devices {
+		shape.Devices[i] = packedDevice{Index: d.Index, Address: d.Address, NUMA: d.NUMANode}
+		for _, peer := range d.NVLinkPeers {
+			if j, ok := at[peer]; ok {
+				shape.Devices[i].Peers = append(shape.Devices[i].Peers, j)
+			}
+		}
+		own.UUIDs[i] = d.UUID
+		if !d.Healthy {
+			if own.Unhealthy == nil {
+				own.Unhealthy = map[int]string{}
+			}
+			own.Unhealthy[i] = d.HealthReason
+		}
+		if len(d.Instances) > 0 {
+			if own.Instances == nil {
+				own.Instances = make([][]Instance, len(n.Devices))
+			}
+			own.Instances[i] = d.Instances
+		}
+	}
+	attributes := make(map[string]string, len(n.Attributes))
+	for name, value := range n.Attributes {
+		if name != AttributeHostname {
+			attributes[name] = value
+		}
+	}
+	var p Packed
+	for _, part := range []struct {
+		to *string
+		v  any
+	}{{&p.Shape, shape}, {&p.Attributes, attributes}, {&p.Own, own}} {
+		text, err := json.Marshal(part.v, packing)
+		if err != nil {
+			return p, fmt.Errorf("pack the facts of node %s: %w", n.ID, err)
+		}
+		*part.to = string(text)
+	}
+	return p, nil
+}
+
+// Unpacker reads packed facts. What nodes share it reads once, and gives each
+// the same topology and attributes, which must not be changed.
+type Unpacker struct {
+	shapes     map[string]*packedShape
+	attributes map[string]map[string]string
+}
+
+// Unpack sets what was packed of a node.
+func (u *Unpacker) Unpack(p Packed, n *Node) error {
+	shape, attributes := u.shapes[p.Shape], u.attributes[p.Attributes]
+	if shape == nil {
+		shape = &packedShape{}
+		if err := json.Unmarshal([]byte(p.Shape), shape); err != nil {
+			return fmt.Errorf("the shape of node %s: %w", n.ID, err)
+		}
+		if u.shapes == nil {
+			u.shapes, u.attributes = map[string]*packedShape{}, map[string]map[string]string{}
+		}
+		u.shapes[p.Shape] = shape
+	}
+	if attributes == nil {
+		if err := json.Unmarshal([]byte(p.Attributes), &attributes); err != nil {
+			return fmt.Errorf("the attributes of node %s: %w", n.ID, err)
+		}
+		u.attributes[p.Attributes] = attributes
+	}
+	var own packedOwn
+	if err := json.Unmarshal([]byte(p.Own), &own); err != nil {
+		return fmt.Errorf("the facts of node %s: %w", n.ID, err)
+	}
+	if len(own.UUIDs) != len(shape.Devices) {
+		return fmt.Errorf("node %s has %d GPUs in a shape of %d", n.ID, len(own.UUIDs), len(shape.Devices))
+	}
+	n.Attributes, n.Topology = attributes, shape.Topology
+	n.Schedulable, n.Unschedulable = own.Schedulable, own.Unschedulable
+	n.Devices = make([]Device, len(shape.Devices))
+	for i, d := range shape.Devices {
+		reason, sick := own.Unhealthy[i]
+		n.Devices[i] = Device{UUID: own.UUIDs[i], Index: d.Index, Address: d.Address, NUMANode: d.NUMA, Healthy: !sick, HealthReason: reason}
+		for _, peer := range d.Peers {
+			n.Devices[i].NVLinkPeers = append(n.Devices[i].NVLinkPeers, own.UUIDs[peer])
+		}
+		if own.Instances != nil {
+			n.Devices[i].Instances = own.Instances[i]
+		}
+	}
+	return nil
+}
