@@ -64,7 +64,7 @@ func (b *gpuBench) sync(u wire.Units) []wire.UnitStatus {
 		devices = append(devices, wire.Device{UUID: uuid})
 	}
 	return b.Sync(context.Background(), wire.NodeSpec{
-		Generation: 7, Units: u, Bindings: []wire.Binding{{ReservationID: "res_1", Devices: devices}},
+		Generation: 7 + int64(len(b.held)), Units: u, Bindings: []wire.Binding{{ReservationID: "res_1", Devices: devices}},
 	})
 }
 
@@ -617,6 +617,12 @@ func TestMPSDaemonFollowsItsReplicasAndItsGPU(t *testing.T) {
 		t.Errorf("compute mode %s beside a daemon", got)
 	}
 	ran()
+	// No longer wanted, it stays for its client, and so does the compute mode.
+	b.sync(wire.Units{})
+	ran()
+	if got := b.nvml.Get(0, "compute-mode"); got != "3" {
+		t.Errorf("compute mode %s beside a daemon that still runs", got)
+	}
 	// To time slices, when the client has ended.
 	b.sync(units(t, `{"gpuSharing":{"mode":"timeslice","replicas":4}}`))
 	ran()
