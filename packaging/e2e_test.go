@@ -417,6 +417,21 @@ func TestABcPutThereByHandStays(t *testing.T) {
 	m.is("mine", "bc")
 }
 
+// A service that cannot start does not fail the installation, which says where
+// to look; it runs as soon as the fault is mended.
+func TestAServiceThatDoesNotStart(t *testing.T) {
+	m := boot(t, debian12)
+	m.sh("dpkg -i /packages/old.deb; echo nonsense = 1 >>/etc/better-compute/appliance.toml")
+	if out := m.sh("dpkg --force-confold -i /packages/new.deb"); !strings.Contains(out, "journalctl -u better-compute.service says why") {
+		t.Errorf("nothing is said of it:\n%s", out)
+	}
+	m.comes("journalctl -u better-compute.service | grep -q 'nonsense: unknown key'")
+	m.is("active", "systemctl is-active bcd")
+	m.sh("sed -i '/^nonsense/d' /etc/better-compute/appliance.toml")
+	m.comes("systemctl is-active -q better-compute")
+	m.servicesRun()
+}
+
 func TestWithoutPermissionToStart(t *testing.T) {
 	m := boot(t, debian12)
 	m.sh("printf '#!/bin/sh\nexit 101\n' >/usr/sbin/policy-rc.d; chmod +x /usr/sbin/policy-rc.d; dpkg -i /packages/old.deb")

@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -28,7 +29,7 @@ func forCalculator(app *cli.App, args []string) bool {
 	if args[0] == "--help" || args[len(args)-1] == "--generate-bash-completion" {
 		return false
 	}
-	global, i, long := flagIndex(app.Flags), 0, false
+	global, i, long := flagIndex(globalFlags()), 0, false
 	for i < len(args) {
 		n := global.width(args, i)
 		if n == 0 {
@@ -46,41 +47,57 @@ var errNoCalculator = errors.New("the calculator is not installed (apt install b
 // is none, or if the first argument is a mistyped command: a word that is no
 // file, with which the calculator could do nothing.
 func calculate(app *cli.App, args []string) error {
-	path, err := findCalculator(os.Getenv("PATH"))
-	if os.Getenv(handedOver) != "" {
-		err = errNoCalculator // what was found is this program again
-	}
 	if len(args) > 1 && !strings.HasPrefix(args[1], "-") {
 		if _, missing := os.Stat(args[1]); missing != nil {
 			return unknownCommand(app, args[1])
 		}
 	}
-	if err != nil {
-		return err
+	if os.Getenv(handedOver) != "" {
+		return errNoCalculator // what was found is this program again
 	}
-	return syscall.Exec(path, args, append(os.Environ(), handedOver+"=1"))
+	env := append(os.Environ(), handedOver+"=1")
+	for try := 0; ; try++ {
+		path, err := findCalculator(os.Getenv("PATH"), ownFile())
+		if err != nil {
+			return err
+		}
+		err = syscall.Exec(path, args, env)
+		// The package's removal moves the calculator from one name to the other.
+		if !errors.Is(err, fs.ErrNotExist) || try > 0 {
+			return fmt.Errorf("start the calculator %s: %w", path, err)
+		}
+	}
+}
+
+// ownFile is this program's, nil where that cannot be told: /proc is not
+// mounted, or the package was removed since the program started.
+func ownFile() fs.FileInfo {
+	self, err := os.Executable()
+	if err != nil {
+		return nil
+	}
+	me, err := os.Stat(self)
+	if err != nil {
+		return nil
+	}
+	return me
 }
 
 // findCalculator looks where the package diverts the calculator to, then for a
-// bc on the path that is another program than this one. Where /proc is not
-// mounted this program does not know itself, and takes the first alone.
-func findCalculator(path string) (string, error) {
+// bc on the path that is another program than this one.
+func findCalculator(path string, me fs.FileInfo) (string, error) {
 	candidates := []string{diverted}
-	self, err := os.Executable()
-	var me fs.FileInfo
-	if err == nil {
-		me, err = os.Stat(self)
-	}
-	if err == nil {
-		for _, dir := range append(filepath.SplitList(path), "/usr/bin") {
-			if filepath.IsAbs(dir) {
-				candidates = append(candidates, filepath.Join(dir, "bc"))
-			}
+	for _, dir := range append(filepath.SplitList(path), "/usr/bin") {
+		if filepath.IsAbs(dir) {
+			candidates = append(candidates, filepath.Join(dir, "bc"))
 		}
 	}
 	for _, c := range candidates {
 		info, err := os.Stat(c)
-		if err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0 && (me == nil || !os.SameFile(info, me)) {
+		if err != nil || !info.Mode().IsRegular() || info.Mode()&0o111 == 0 || me != nil && os.SameFile(info, me) {
+			continue
+		}
+		if real, err := filepath.EvalSymlinks(c); err == nil && filepath.Base(real) != "better-compute" {
 			return c, nil
 		}
 	}

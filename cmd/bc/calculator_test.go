@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -45,7 +46,7 @@ func runBC(t *testing.T, path, input, args string, env ...string) (string, error
 }
 
 func TestSumsReachTheRealCalculator(t *testing.T) {
-	if _, err := findCalculator("/usr/bin"); err != nil {
+	if _, err := findCalculator("/usr/bin", nil); err != nil {
 		t.Skip(err)
 	}
 	for _, tc := range []struct{ args, input, want string }{
@@ -73,6 +74,26 @@ func TestTheCalculatorKeepsNameAndArguments(t *testing.T) {
 	got, err := runBC(t, dir, "", "/proc/self/cmdline")
 	if want := "bc\x00/proc/self/cmdline\x00"; err != nil || got != want {
 		t.Errorf("started as %q, %v; want %q", got, err, want)
+	}
+}
+
+// While the package is removed a bc that still runs does not find its own file
+// any more.
+func TestTheCalculatorIsFoundWithoutKnowingOneself(t *testing.T) {
+	if _, err := os.Stat(diverted); err == nil {
+		t.Skip(diverted + " comes before the path")
+	}
+	ours, theirs := t.TempDir(), t.TempDir()
+	if err := errors.Join(
+		os.WriteFile(filepath.Join(ours, "better-compute"), nil, 0o755),
+		os.Symlink("better-compute", filepath.Join(ours, "bc")),
+		os.Symlink("/bin/cat", filepath.Join(theirs, "bc")),
+	); err != nil {
+		t.Fatal(err)
+	}
+	got, err := findCalculator(ours+":"+theirs, nil)
+	if want := filepath.Join(theirs, "bc"); err != nil || got != want {
+		t.Errorf("found %q, %v; want %q", got, err, want)
 	}
 }
 
