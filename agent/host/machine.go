@@ -8,6 +8,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 
@@ -182,6 +183,7 @@ func (e treeEdge) WriteKernel(name, value string) error {
 	if !e.root.Real() {
 		flags |= unix.O_TRUNC
 	}
+	was, _ := e.root.Int(name) // before the file is emptied
 	fd, err := retried(func() (int, error) { return syscall.Open(p, flags, 0) })
 	if err != nil {
 		return &fs.PathError{Op: "open", Path: name, Err: err}
@@ -190,7 +192,21 @@ func (e treeEdge) WriteKernel(name, value string) error {
 	if _, err := retried(func() (int, error) { return syscall.Write(fd, []byte(value+"\n")) }); err != nil {
 		return &fs.PathError{Op: "write", Path: name, Err: err}
 	}
+	if !e.root.Real() && path.Base(name) == "nr_hugepages" {
+		return e.countFree(path.Dir(name), was)
+	}
 	return nil
+}
+
+// countFree has the pages that a pool in a folder gained be free, as a kernel
+// would: else they could never be given back.
+func (e treeEdge) countFree(pool string, was int64) error {
+	now, _ := e.root.Int(pool + "/nr_hugepages")
+	free, ok := e.root.Int(pool + "/free_hugepages")
+	if !ok {
+		return nil
+	}
+	return e.WriteKernel(pool+"/free_hugepages", strconv.FormatInt(max(0, free+now-was), 10))
 }
 
 func (e treeEdge) Run(_ context.Context, argv ...string) error {

@@ -161,8 +161,10 @@ func planPool(s Scene, q pool, p *Plan) {
 	switch {
 	case have < q.wanted:
 		p.State = wire.Partial
-		p.Reason = "the kernel found no more memory in one piece; it is asked again every " + poolRetry.String()
 		tried := left && v.Wrote == strconv.Itoa(q.wanted) && v.BootID == s.BootID
+		if tried {
+			p.Reason = "the kernel found no more memory in one piece; it is asked again every 5 minutes"
+		}
 		if !tried || s.Now.Sub(v.At) >= poolRetry {
 			set(q.wanted)
 		}

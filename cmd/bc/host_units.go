@@ -312,7 +312,7 @@ func hostRestore(c *cli.Context) error {
 			failed = true
 			fmt.Fprintf(os.Stderr, "%s: %s\n", unit.Name(kind), status.Reason)
 		case status.Reason != "":
-			fmt.Printf("%s: put back; %s\n", unit.Name(kind), status.Reason)
+			fmt.Printf("%s: %s\n", unit.Name(kind), status.Reason)
 		default:
 			fmt.Printf("%s: put back\n", unit.Name(kind))
 		}

@@ -1,0 +1,81 @@
+package unit_test
+
+import (
+	"context"
+	"log/slog"
+	"os"
+	"os/exec"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/bettercompute/bc/agent/host"
+	"github.com/bettercompute/bc/agent/unit"
+	"github.com/bettercompute/bc/agent/wire"
+)
+
+// treeRunner applies units to the files of a machine.
+func treeRunner(t *testing.T, tree, state string) *unit.Runner {
+	t.Helper()
+	root, err := host.OpenRoot(tree)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &unit.Runner{
+		Machine: host.NewMachine(root), Ledger: host.OpenLedger(state), Manage: true, Now: time.Now, Log: slog.New(slog.DiscardHandler),
+	}
+}
+
+const killedUnits = `{"kernelModules":{"options":{"vfio_pci":"disable_idle_d3=1"}},"hugepages":{"sizeKiB":2048,"count":100,"perNuma":true},"cpu":{"governor":"performance"}}`
+
+// A process that applies and removes for ever is killed, at ever later moments.
+// The next one brings the machine where it belongs, and back to where it was.
+func TestKilledProcess(t *testing.T) {
+	want := units(t, killedUnits)
+	if tree := os.Getenv("UNIT_TEST_TREE"); tree != "" { // the process that is killed
+		r := treeRunner(t, tree, os.Getenv("UNIT_TEST_STATE"))
+		os.Stdout.WriteString("ready\n")
+		for generation := int64(1); ; generation++ {
+			r.Sync(context.Background(), wire.NodeSpec{Generation: generation, Units: want})
+			r.Sync(context.Background(), wire.NodeSpec{Generation: generation})
+		}
+	}
+	b := newBench(t, "debian-amd")
+	b.Runner = treeRunner(t, b.Dir(), b.state)
+	before := b.Files(t)
+	b.sync(want)
+	applied := b.Files(t)
+	b.sync(wire.Units{})
+	for i := range 8 {
+		cmd := exec.Command(os.Args[0], "-test.run=^TestKilledProcess$")
+		cmd.Env = append(os.Environ(), "UNIT_TEST_TREE="+b.Dir(), "UNIT_TEST_STATE="+b.state)
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := out.Read(make([]byte, 6)); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Duration(i*i) * time.Millisecond) // the moment is what differs
+		if err := cmd.Process.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		_ = cmd.Wait() // it was killed
+		if diff := cmp.Diff(applied, afterSync(t, b, want)); diff != "" {
+			t.Fatalf("killed after %d ms (-never killed +killed):\n%s", i*i, diff)
+		}
+		if diff := cmp.Diff(before, afterSync(t, b, wire.Units{})); diff != "" {
+			t.Fatalf("killed after %d ms, removed (-before +after):\n%s", i*i, diff)
+		}
+	}
+}
+
+func afterSync(t *testing.T, b *bench, want wire.Units) map[string]string {
+	t.Helper()
+	b.sync(want)
+	return b.Files(t)
+}
