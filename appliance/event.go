@@ -44,6 +44,7 @@ const (
 	EventUserCreated   EventType = "user.created"
 	EventUserUpdated   EventType = "user.updated"
 	EventUserDeleted   EventType = "user.deleted"
+	EventUserLoggedIn  EventType = "user.loggedIn"
 	EventPolicyPut     EventType = "policy.put"
 	EventPolicyDeleted EventType = "policy.deleted"
 

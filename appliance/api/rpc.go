@@ -58,6 +58,13 @@ func RPC[I, O any](s *Server, name, action, summary string, h func(context.Conte
 	register(s, &method{name: name, path: "/v1/" + name, action: action, summary: summary}, true, h)
 }
 
+// OpenRPC is RPC for a verb that needs no credential, such as signing in. A
+// request without one reaches the handler as a Caller without a Kind; a refusal
+// with UNAUTHENTICATED counts against the address like any bad credential.
+func OpenRPC[I, O any](s *Server, name, summary string, h func(context.Context, appliance.Caller, I) (O, error)) {
+	register(s, &method{name: name, path: "/v1/" + name, action: "none", summary: summary, anonymous: true}, true, h)
+}
+
 // AgentRPC registers POST /agent/v1/<name> for nodes. It is in no OpenAPI
 // document, and by the rules of package wire input fields that it does not
 // know are passed over. A request without a credential reaches the handler as

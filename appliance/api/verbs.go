@@ -70,6 +70,8 @@ func Register(s *Server, c *control.Control) {
 	verb(do, "iam.users.setPassword", appliance.UsersManage, "Give a user a password.", c.SetPassword)
 	verb(do, "iam.users.loginLink", appliance.UsersManage, "Make a one-time login link for a user.", c.NewLoginLink)
 	verb(do, "iam.users.delete", appliance.UsersManage, "Remove a user.", c.DeleteUser)
+	OpenRPC(s, "iam.login", "Sign a person in, by a one-time link or by name and password.", c.Login)
+	OpenRPC(s, "iam.logout", "End a session.", c.Logout)
 	verb(do, "iam.policies.put", appliance.PoliciesManage, "Make or replace one of the tenant's own Cedar policies.", c.PutPolicy)
 	verb(do, "iam.policies.list", appliance.PoliciesRead, "List the tenant's own policies.", c.ListPolicies)
 	verb(do, "iam.policies.delete", appliance.PoliciesManage, "Remove one of the tenant's own policies.", c.DeletePolicy)

@@ -32,6 +32,10 @@ func (c *Control) Authenticate(ctx context.Context, bearer string) (appliance.Ca
 		if who, ok := c.nodeCaller(hash); ok {
 			return who, nil
 		}
+	case iam.SessionSecret:
+		if who, ok, err := c.sessionCaller(ctx, hash); ok || err != nil {
+			return who, err
+		}
 	case iam.APIKeySecret:
 		k, err := c.keys.find(ctx, c.Store, hash)
 		if err != nil && !isNotFound(err) {

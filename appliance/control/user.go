@@ -111,7 +111,7 @@ func (c *Control) ListUsers(ctx context.Context, who appliance.Caller, in applia
 
 // UpdateUser changes a user's role, or disables or enables it.
 func (c *Control) UpdateUser(ctx context.Context, who appliance.Caller, in appliance.UpdateUser) (appliance.User, error) {
-	return c.changeUser(ctx, who, in.TenantID, in.UserID, appliance.EventUserUpdated, func(_ *store.Tx, u *store.Account) error {
+	return c.changeUser(ctx, who, in.TenantID, in.UserID, appliance.EventUserUpdated, func(tx *store.Tx, u *store.Account) error {
 		if err := in.Validate(); err != nil {
 			return err
 		}
@@ -123,6 +123,7 @@ func (c *Control) UpdateUser(ctx context.Context, who appliance.Caller, in appli
 			if *in.Disabled {
 				at := c.now()
 				u.DisabledAt = &at
+				return tx.DropSessionsOf(u.ID)
 			}
 		}
 		return nil
@@ -141,9 +142,9 @@ func (c *Control) SetPassword(ctx context.Context, who appliance.Caller, in appl
 	if err != nil {
 		return appliance.User{}, err
 	}
-	return c.changeUser(ctx, who, in.TenantID, in.UserID, appliance.EventUserUpdated, func(_ *store.Tx, u *store.Account) error {
+	return c.changeUser(ctx, who, in.TenantID, in.UserID, appliance.EventUserUpdated, func(tx *store.Tx, u *store.Account) error {
 		u.PasswordHash, u.HasPassword = hash, true
-		return nil
+		return tx.DropSessionsOf(u.ID)
 	})
 }
 

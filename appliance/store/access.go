@@ -88,3 +88,48 @@ func (tx *Tx) PutLoginLink(hash, subject string, expires, now appliance.Time) er
 	_, err := tx.Exec(`INSERT INTO login_links (token_hash, subject, expires_at) VALUES (?, ?, ?)`, hash, subject, expires)
 	return err
 }
+
+// TakeLoginLink gives whom a login link signs in, once: it is gone afterwards.
+// NOT_FOUND if there is none, or its time is over.
+func (tx *Tx) TakeLoginLink(hash string, now appliance.Time) (subject string, err error) {
+	subject, err = one(tx, "login link", func(r *Rows) (s string, err error) { return s, r.Scan(&s) },
+		`SELECT subject FROM login_links WHERE token_hash = ? AND expires_at > ?`, hash, now)
+	if err != nil {
+		return "", err
+	}
+	_, err = tx.Exec(`DELETE FROM login_links WHERE token_hash = ?`, hash)
+	return subject, err
+}
+
+// UserNamed reads a tenant's user by name.
+func (tx *Tx) UserNamed(tenant, name string) (Account, error) {
+	return one(tx, "user", scanAccount, `SELECT `+userColumns+` FROM users WHERE tenant_id = ? AND name = ?`, tenant, name)
+}
+
+// PutSession keeps a session, and drops those whose time is over.
+func (tx *Tx) PutSession(hash, user string, expires, now appliance.Time) error {
+	if _, err := tx.Exec(`DELETE FROM sessions WHERE expires_at <= ?`, now); err != nil {
+		return err
+	}
+	_, err := tx.Exec(`INSERT INTO sessions (token_hash, user_id, expires_at) VALUES (?, ?, ?)`, hash, user, expires)
+	return err
+}
+
+// SessionUser reads whose session it is; NOT_FOUND if there is none, or its
+// time is over.
+func (tx *Tx) SessionUser(hash string, now appliance.Time) (Account, error) {
+	return one(tx, "session", scanAccount, `SELECT u.id, u.tenant_id, u.name, u.role, u.password_hash, u.created_at, u.last_login_at, u.disabled_at
+		FROM sessions s JOIN users u ON u.id = s.user_id WHERE s.token_hash = ? AND s.expires_at > ?`, hash, now)
+}
+
+// DropSession ends one session.
+func (tx *Tx) DropSession(hash string) error {
+	_, err := tx.Exec(`DELETE FROM sessions WHERE token_hash = ?`, hash)
+	return err
+}
+
+// DropSessionsOf ends every session of a user.
+func (tx *Tx) DropSessionsOf(user string) error {
+	_, err := tx.Exec(`DELETE FROM sessions WHERE user_id = ?`, user)
+	return err
+}

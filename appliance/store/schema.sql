@@ -251,3 +251,11 @@ CREATE TABLE budgets (
   exceeded  INTEGER NOT NULL, -- whether that has been told
   PRIMARY KEY (tenant_id, period)
 ) STRICT, WITHOUT ROWID;
+
+CREATE TABLE sessions (
+  token_hash TEXT PRIMARY KEY,
+  user_id    TEXT NOT NULL REFERENCES users(id) ON DELETE CASCADE,
+  expires_at INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+
+CREATE INDEX sessions_by_user ON sessions(user_id);

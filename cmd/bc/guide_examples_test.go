@@ -167,16 +167,17 @@ type standIns struct {
 	byReal   map[string]string
 	byShown  map[string]string
 	ofPrefix map[string]int
+	secrets  map[string]string // the last of each prefix
 }
 
 func newStandIns() *standIns {
-	return &standIns{start: time.Now(), byReal: map[string]string{}, byShown: map[string]string{}, ofPrefix: map[string]int{}}
+	return &standIns{start: time.Now(), byReal: map[string]string{}, byShown: map[string]string{}, ofPrefix: map[string]int{}, secrets: map[string]string{}}
 }
 
 var (
 	anID     = regexp.MustCompile(`\b(pool|site|node|res|key|user|jtok|pacct)_[0-9a-z]{26}\b`)
 	aTime    = regexp.MustCompile(`\b20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z`)
-	aSecret  = regexp.MustCompile(`\b(bck|bcl|bcj)_[A-Za-z0-9_-]{10,}`)
+	aSecret  = regexp.MustCompile(`\b(bck|bcl|bcj|bcs)_[A-Za-z0-9_-]{10,}`)
 	anAmount = regexp.MustCompile(`"quantity":[0-9.e+-]+`)
 	aCost    = regexp.MustCompile(`"(cost|spent)":[0-9.e+-]+`)
 	aRow     = regexp.MustCompile(`,\d+\.\d{6},`) // of a CSV
@@ -205,7 +206,11 @@ func (s *standIns) standIn(body []byte) []byte {
 		}
 		return []byte(morning.Add(at.Sub(s.start).Round(5 * time.Minute)).Format(shownTime))
 	})
-	body = aSecret.ReplaceAll(body, []byte("${1}_…"))
+	body = aSecret.ReplaceAllFunc(body, func(secret []byte) []byte {
+		shown := string(secret[:4]) + "…"
+		s.byShown[shown] = string(secret) // the last one shown
+		return []byte(shown)
+	})
 	body = anAmount.ReplaceAll(body, []byte(`"quantity":1.5`))
 	body = aCost.ReplaceAll(body, []byte(`"$1":1.875`))
 	body = aRow.ReplaceAll(body, []byte(`,1.500000,`))
@@ -222,6 +227,14 @@ func (s *standIns) real(t *testing.T, request []byte) []byte {
 		}
 		return []byte(id)
 	})
+	for _, shown := range []string{"bcl_…", "bcs_…"} {
+		if secret, ok := s.byShown[shown]; ok {
+			request = bytes.ReplaceAll(request, []byte(shown), []byte(secret))
+		}
+	}
+	for prefix, secret := range s.secrets {
+		request = bytes.ReplaceAll(request, []byte(prefix+"…"), []byte(secret))
+	}
 	for shown, at := range map[string]time.Duration{"2026-01-31T00:00:00Z": -12 * time.Hour, "2026-02-01T00:00:00Z": 12 * time.Hour} {
 		request = bytes.ReplaceAll(request, []byte(shown), []byte(s.start.Add(at).UTC().Format(time.RFC3339)))
 	}

@@ -1,0 +1,39 @@
+package appliance
+
+// Login is the input of iam.login: a one-time login link's token, or a name and
+// password.
+type Login struct {
+	Token    string `json:"token,omitempty" doc:"Of a login link; then nothing else." example:"bcl_…"`
+	TenantID string `json:"tenantId,omitempty" example:"acme"`
+	Name     string `json:"name,omitempty" example:"ada@acme.example"`
+	Password string `json:"password,omitempty"`
+}
+
+// Session answers iam.login. Its token is a bearer credential.
+type Session struct {
+	Token     string `json:"token" doc:"A bearer credential, shown here alone." example:"bcs_…"`
+	User      User   `json:"user"`
+	ExpiresAt Time   `json:"expiresAt"`
+}
+
+// Logout is the input of iam.logout.
+type Logout struct {
+	Token string `json:"token" doc:"The session to end." example:"bcs_…"`
+}
+
+// LoggedOut answers iam.logout.
+type LoggedOut struct {
+	Ended bool `json:"ended" doc:"Always: whether there was such a session is not told."`
+}
+
+// Validate refuses anything but one of the two ways.
+func (in Login) Validate() error {
+	byName := in.TenantID != "" || in.Name != "" || in.Password != ""
+	if (in.Token != "") == byName {
+		return Invalid("token", "give either the token of a login link, or tenantId, name and password")
+	}
+	if byName && (in.TenantID == "" || in.Name == "" || in.Password == "") {
+		return Invalid("password", "tenantId, name and password go together")
+	}
+	return nil
+}
