@@ -53,7 +53,9 @@ func flagsFirst(app *cli.App, args []string) []string {
 			rest = append(rest, args[i+1:]...)
 			break
 		}
-		if n := local.width(args, i); n > 0 {
+		if args[i] == "--help" || args[i] == "-h" {
+			return join(args[:1], front, words, []string{"--help"}) // the library would look for the help of an argument
+		} else if n := local.width(args, i); n > 0 {
 			flags = append(flags, args[i:i+n]...)
 			i += n
 		} else if n := global.width(args, i); n > 0 {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"io"
 	"os"
 	"slices"
 	"strings"
@@ -9,96 +10,223 @@ import (
 	"github.com/urfave/cli/v2"
 )
 
-// The help of the program, of a noun and of a command, in the library's
-// templates. What a user may do next stands in it: examples, and where the
-// flags that every command takes are explained.
-const (
-	appHelp = `{{.HelpName}} - {{.Usage}}
-
-Usage:
-   {{.HelpName}} COMMAND [ARGUMENTS] [FLAGS]
-
-Begin with:
-   bc up --demo           a control plane on a recorded 8-GPU machine
-   bc up                  the same on this machine; changes nothing on it
-   bc status              what there is, and what needs attention
-{{range .VisibleCategories}}{{if .Name}}
-{{.Name}}:{{range .VisibleCommands}}
-   {{.Name}}{{"\t"}}{{.Usage}}{{end}}
-{{end}}{{end}}
-Flags of every command:{{range .VisibleFlags}}
-   {{.}}{{end}}
-
-Each setting comes from its flag, else its variable, else ~/.config/better-compute/config.toml
-(keys server, token, ca, tenant, output). Names of pools, sites, nodes and reservations work wherever ids do.
-
-Exit codes:
-   0  done                        3  not found, or not visible to the caller
-   1  failed                      4  conflict, or in a state that does not allow it
-   2  called in a wrong way       5  denied, or no credential
-                                  6  the server cannot be reached
-`
-	nounHelp = `{{.HelpName}} - {{.Usage}}
-
-Usage:
-   {{.HelpName}} VERB [ARGUMENTS] [FLAGS]
-{{if .Aliases}}
-Also:
-   {{join .Aliases ", "}}
-{{end}}{{if .Description}}
-{{.Description}}
-{{end}}
-Verbs:{{range .VisibleCommands}}
-   {{.Name}}{{"\t"}}{{.Usage}}{{end}}
-{{if .VisibleFlags}}
-Flags:{{range .VisibleFlags}}
-   {{.}}{{end}}
-{{end}}
-` + everyCommand + `
-`
-	commandHelp = `{{.HelpName}} - {{.Usage}}
-
-Usage:
-   {{.HelpName}}{{if .ArgsUsage}} {{.ArgsUsage}}{{end}}{{if .VisibleFlags}} [FLAGS]{{end}}
-{{if .Description}}
-{{.Description}}
-{{end}}{{if .VisibleFlags}}
-Flags:{{range .VisibleFlags}}
-   {{.}}{{end}}
-{{end}}
-` + everyCommand + `
-`
-	agentHelp = `{{.HelpName}} - {{.Usage}}
-
-Usage:
-   {{.HelpName}} COMMAND [FLAGS]
-
-Commands:{{range .VisibleCommands}}
-   {{.Name}}{{"\t"}}{{.Usage}}{{end}}
-
-{{.HelpName}} COMMAND --help says more.
-`
-	everyCommand = "Every command takes --server, --token, --ca, --tenant (-t) and --output (-o); bc help explains them and the exit codes."
-)
-
-// The order of the parts of the help.
+// parts are the parts of the help, in their order: the commands' categories.
 var parts = []string{"run", "look", "things", "other"}
 
-// prepare gives every command what the library would not hand down: our help,
-// and errors of usage that are reported like any other.
+// prepare gives every command what the library would not hand down: errors of
+// usage that are reported like any other, and nouns that refuse other words.
 func prepare(commands []*cli.Command) {
+	cli.HelpPrinter = printHelp
 	for _, c := range commands {
 		c.OnUsageError = usageError
 		c.HideHelpCommand = true
-		c.CustomHelpTemplate = commandHelp
-		if len(c.Subcommands) > 0 {
-			c.CustomHelpTemplate = nounHelp
-			if c.Action == nil {
-				c.Action = noVerb
-			}
+		if len(c.Subcommands) > 0 && c.Action == nil {
+			c.Action = noVerb
 		}
 		prepare(c.Subcommands)
 	}
+}
+
+// maxHelpWidth keeps lines of the help short enough to be read.
+const maxHelpWidth = 100
+
+// helpPage is the help of the program, of a noun or of a command.
+type helpPage struct {
+	out   io.Writer
+	width int
+}
+
+// printHelp stands in for the library's templates, which know no width.
+func printHelp(out io.Writer, _ string, of any) {
+	h := helpPage{out: out, width: maxHelpWidth}
+	if w := terminalWidth(os.Stdout); w > 0 {
+		h.width = min(max(w, 40), maxHelpWidth)
+	}
+	switch of := of.(type) {
+	case *cli.App:
+		h.app(of)
+	case *cli.Command:
+		h.command(of)
+	}
+}
+
+func (h helpPage) line(format string, args ...any) { fmt.Fprintf(h.out, format+"\n", args...) }
+
+// row writes a name and, beside or below it, what it is.
+func (h helpPage) row(name, text string, column int) {
+	const indent = "  "
+	lines := fold(text, h.width-len(indent)-column-gap)
+	if width(name) > column {
+		h.line("%s%s", indent, name)
+	} else {
+		h.line("%s", strings.TrimRight(indent+name+strings.Repeat(" ", column-width(name)+gap)+lines[0], " "))
+		lines = lines[1:]
+	}
+	for _, l := range lines {
+		h.line("%s%s%s", indent, strings.Repeat(" ", column+gap), l)
+	}
+}
+
+func (h helpPage) commands(title string, commands []*cli.Command) {
+	commands = slices.DeleteFunc(slices.Clone(commands), func(c *cli.Command) bool { return c.Hidden })
+	column := 0
+	for _, c := range commands {
+		column = max(column, len(c.Name))
+	}
+	if column == 0 {
+		return
+	}
+	h.line("\n%s:", title)
+	for _, c := range commands {
+		h.row(c.Name, c.Usage, column)
+	}
+}
+
+// maxFlagColumn is how wide the names of flags may be to have their text beside
+// them.
+const maxFlagColumn = 30
+
+func (h helpPage) flags(title string, flags []cli.Flag) {
+	var names, texts []string
+	column := 0
+	for _, f := range flags {
+		d, ok := f.(cli.DocGenerationFlag)
+		if !ok || f == cli.HelpFlag || f == cli.VersionFlag {
+			continue
+		}
+		name := strings.Join(spellings(f), ", ")
+		if d.TakesValue() {
+			name += " " + placeholder(d.GetUsage())
+		}
+		names, texts = append(names, name), append(texts, flagText(d))
+		if width(name) <= maxFlagColumn {
+			column = max(column, width(name))
+		}
+	}
+	if len(names) == 0 {
+		return
+	}
+	h.line("\n%s:", title)
+	for i := range names {
+		h.row(names[i], texts[i], column)
+	}
+}
+
+// spellings are a flag's names as they are typed.
+func spellings(f cli.Flag) []string {
+	var out []string
+	for _, n := range f.Names() {
+		dash := "--"
+		if len(n) == 1 {
+			dash = "-"
+		}
+		out = append(out, dash+n)
+	}
+	return out
+}
+
+// flagText is what a flag is for, with its default if that says something, and
+// its variable.
+func flagText(d cli.DocGenerationFlag) string {
+	text := strings.ReplaceAll(d.GetUsage(), "`", "")
+	switch v := d.GetDefaultText(); v {
+	case "", `""`, "0", "0s", "-1", "false":
+	default:
+		text += " (default: " + strings.Trim(v, `"`) + ")"
+	}
+	if vars := d.GetEnvVars(); len(vars) > 0 {
+		text += " [$" + strings.Join(vars, ", $") + "]"
+	}
+	return text
+}
+
+func (h helpPage) app(app *cli.App) {
+	h.line("%s - %s\n\nUsage:\n  %s COMMAND [ARGUMENTS] [FLAGS]", app.HelpName, app.Usage, app.HelpName)
+	if app.Name != "bc" {
+		h.commands("Commands", app.Commands)
+		return
+	}
+	h.line("\nBegin with:")
+	h.row("bc up --demo", "a control plane on a recorded 8-GPU machine", 12)
+	h.row("bc up", "the same on this machine; changes nothing on it", 12)
+	h.row("bc status", "what there is, and what needs attention", 12)
+	for _, part := range parts {
+		var in []*cli.Command
+		for _, c := range app.Commands {
+			if c.Category == part {
+				in = append(in, c)
+			}
+		}
+		h.commands(upperFirst(part), in)
+	}
+	h.flags("Flags of every command", app.Flags)
+	h.line("")
+	h.prose("Each setting comes from its flag, else its variable, else ~/.config/better-compute/config.toml (keys server, token, ca, " +
+		"tenant, output). Names of pools, sites, nodes and reservations work wherever ids do.")
+	h.line("\nExit codes:")
+	for _, e := range exitCodes {
+		h.row(e[0], e[1], 1)
+	}
+}
+
+// exitCodes explains the exit codes.
+var exitCodes = [][2]string{
+	{"0", "done"},
+	{"1", "failed"},
+	{"2", "called in a wrong way, or an input was refused"},
+	{"3", "not found, or not visible to the caller"},
+	{"4", "conflict, over quota, or in a state that does not allow it"},
+	{"5", "denied, or no credential"},
+	{"6", "the server cannot be reached"},
+}
+
+func (h helpPage) command(c *cli.Command) {
+	h.line("%s - %s\n", c.HelpName, c.Usage)
+	words := []string{c.HelpName}
+	if len(c.Subcommands) > 0 {
+		words = append(words, "VERB [ARGUMENTS]")
+	} else if c.ArgsUsage != "" {
+		words = append(words, c.ArgsUsage)
+	}
+	h.line("Usage:\n  %s", strings.Join(append(words, "[FLAGS]"), " "))
+	if len(c.Aliases) > 0 {
+		h.line("  also as: %s", strings.Join(c.Aliases, ", "))
+	}
+	if c.Description != "" {
+		h.line("")
+		h.prose(c.Description)
+	}
+	h.commands("Verbs", c.Subcommands)
+	h.flags("Flags", c.Flags)
+	h.line("")
+	h.prose("Every command takes --server, --token, --ca, --tenant (-t) and --output (-o): see bc help.")
+}
+
+// prose folds the paragraphs of a text to the width. Indented lines, which are
+// there to be pasted, stay as they are.
+func (h helpPage) prose(text string) {
+	paragraph := ""
+	flush := func() {
+		if paragraph == "" {
+			return
+		}
+		for _, l := range fold(paragraph, h.width) {
+			h.line("%s", l)
+		}
+		paragraph = ""
+	}
+	for _, l := range strings.Split(text, "\n") {
+		switch {
+		case l == "" || strings.HasPrefix(l, " "):
+			flush()
+			h.line("%s", strings.Replace(l, "   ", "  ", 1))
+		case paragraph == "":
+			paragraph = l
+		default:
+			paragraph += " " + l
+		}
+	}
+	flush()
 }
 
 func helpCommand() *cli.Command {
@@ -118,7 +246,7 @@ func helpCommand() *cli.Command {
 				commands = at.Subcommands
 			}
 			at.HelpName = "bc " + strings.Join(words, " ")
-			cli.HelpPrinter(c.App.Writer, at.CustomHelpTemplate, at)
+			printHelp(c.App.Writer, "", at)
 			return nil
 		},
 	}
@@ -193,10 +321,7 @@ func manPage(app *cli.App) string {
 		line(".TP\n.I %s\n%s", roff(f[0]), roff(f[1]))
 	}
 	line(".SH EXIT STATUS")
-	for _, e := range [][2]string{
-		{"0", "done"}, {"1", "failed"}, {"2", "called in a wrong way, or an input refused"}, {"3", "not found, or not visible to the caller"},
-		{"4", "conflict, quota, or in a state that does not allow it"}, {"5", "denied, or no credential"}, {"6", "the server cannot be reached"},
-	} {
+	for _, e := range exitCodes {
 		line(".TP\n.B %s\n%s", e[0], e[1])
 	}
 	line(".SH SEE ALSO\n.BR systemctl (1),\n.BR journalctl (1)")
@@ -226,26 +351,18 @@ func manCommandText(line func(string, ...any), name string, c *cli.Command) {
 func manFlags(line func(string, ...any), flags []cli.Flag) {
 	for _, f := range flags {
 		d, ok := f.(cli.DocGenerationFlag)
-		if !ok || slices.Contains(f.Names(), "help") {
+		if !ok || f == cli.HelpFlag || f == cli.VersionFlag {
 			continue
 		}
-		var names []string
-		for _, n := range f.Names() {
-			dash := "--"
-			if len(n) == 1 {
-				dash = "-"
-			}
-			names = append(names, `\fB`+roff(dash+n)+`\fR`)
-		}
-		usage := strings.ReplaceAll(d.GetUsage(), "`", "")
-		if vars := d.GetEnvVars(); len(vars) > 0 {
-			usage += " [$" + strings.Join(vars, ", $") + "]"
+		names := spellings(f)
+		for i, n := range names {
+			names[i] = `\fB` + roff(n) + `\fR`
 		}
 		value := ""
 		if d.TakesValue() {
 			value = ` \fI` + roff(placeholder(d.GetUsage())) + `\fR`
 		}
-		line(".TP\n%s%s\n%s", strings.Join(names, ", "), value, roff(usage))
+		line(".TP\n%s%s\n%s", strings.Join(names, ", "), value, roff(flagText(d)))
 	}
 }
 

@@ -51,7 +51,6 @@ func newApp() *cli.App {
 		EnableBashCompletion:      true,
 		DisableSliceFlagSeparator: true,
 		HideHelpCommand:           true,
-		CustomAppHelpTemplate:     appHelp,
 		ExitErrHandler:            func(*cli.Context, error) {}, // run reports
 		OnUsageError:              usageError,
 		Action:                    noCommand,
@@ -66,7 +65,6 @@ func newApp() *cli.App {
 func newAgentApp() *cli.App {
 	app := newApp()
 	app.Name, app.Usage = "bcd", "the node agent of Better Compute"
-	app.CustomAppHelpTemplate = agentHelp
 	app.Commands = []*cli.Command{agentRunCommand(), unitCommand()}
 	prepare(app.Commands)
 	return app
@@ -76,6 +74,7 @@ func newAgentApp() *cli.App {
 func commands() []*cli.Command {
 	return []*cli.Command{
 		upCommand(),
+		runCommand(),
 		serveCommand(),
 		{
 			Name: "bcd", Usage: "the node agent; the program is also installed under this name", Category: "run",

@@ -17,7 +17,7 @@ import (
 func policyFlags() []cli.Flag {
 	return []cli.Flag{
 		&cli.StringFlag{Name: "policy", Usage: "take the policy from `FILE`, JSON or TOML, - for standard input; it replaces the whole"},
-		&cli.StringSliceFlag{Name: "set", Usage: "set one field of the policy, such as `cpu.governor=performance`; any number of times"},
+		&cli.StringSliceFlag{Name: "set", Usage: "set one field of the policy, `FIELD=VALUE`, such as cpu.governor=performance; any number of times"},
 		&cli.StringSliceFlag{Name: "unset", Usage: "remove one `FIELD` of the policy, such as hugepages"},
 	}
 }
@@ -33,7 +33,7 @@ func poolCreateCommand() *cli.Command {
 			&cli.StringFlag{Name: "name", Usage: "`NAME`, unique among the tenant's pools; the argument says the same"},
 			&cli.StringFlag{Name: "site", Usage: "`SITE`, by id or name"},
 			&cli.StringFlag{Name: "class", Usage: "metal-host, metal-dedicated, vps-host or provider"},
-			&cli.StringFlag{Name: "gpu-model", Usage: "GPU family, such as `H100`"},
+			&cli.StringFlag{Name: "gpu-model", Usage: "GPU `FAMILY`, such as H100"},
 			&cli.StringFlag{Name: "sharing", Usage: "exclusive, mig, timeslice or mps (default: exclusive)"},
 			&cli.StringFlag{Name: "agent", Usage: "bcd or none (default: bcd; none for provider pools)"},
 			&cli.StringFlag{Name: "provider-account", Usage: "`ID` of the account behind a provider pool"},
@@ -101,7 +101,7 @@ func poolUpdateCommand() *cli.Command {
 			"Examples:\n   bc pools update training --set cpu.governor=performance --set hugepages='{\"size\":\"1Gi\",\"count\":64}'\n" +
 			"   bc pools update training --policy policy.toml --dry-run\n   bc pools update training --unset hugepages --yes",
 		Flags: append(policyFlags(),
-			&cli.StringFlag{Name: "gpu-model", Usage: "GPU family, such as `H200`"},
+			&cli.StringFlag{Name: "gpu-model", Usage: "GPU `FAMILY`, such as H200"},
 			&cli.BoolFlag{Name: "dry-run", Usage: "show the difference and change nothing"},
 			yesFlag(),
 		),

@@ -284,17 +284,15 @@ func reservationSheet(s *sheet, r appliance.Reservation, pools, hosts map[string
 	s.fact("Ended", s.p.exact(r.EndedAt))
 	for _, p := range r.Placements {
 		s.heading("On " + nameOf(hosts, p.NodeID))
-		s.line("GPUs    " + orDash(strings.Join(p.Devices, " ")))
-		if !slices.Equal(p.Atoms, p.Devices) && len(p.Atoms) > 0 {
-			s.line("Atoms   " + strings.Join(p.Atoms, " "))
+		s.part("GPUs", strings.Join(p.Devices, " "))
+		if !slices.Equal(p.Atoms, p.Devices) {
+			s.part("Atoms", strings.Join(p.Atoms, " "))
 		}
-		if p.CPUs != "" {
-			s.line("CPUs    " + p.CPUs)
-		}
+		s.part("CPUs", p.CPUs)
 		if p.NUMANodes != "" {
-			s.line("Memory  of NUMA node " + p.NUMANodes)
+			s.part("Memory", "of NUMA node "+p.NUMANodes)
 		}
-		s.line("Booked  " + p.Amounts.String())
+		s.part("Booked", p.Amounts.String())
 		if r.State.Booked() && !p.Confirmed {
 			s.line("The node has not confirmed it yet.")
 		}
@@ -310,7 +308,7 @@ func explanationSheet(s *sheet, x appliance.Explanation) {
 		field[appliance.QuotaShort]{column{head: "USED", right: true}, func(q appliance.QuotaShort) string { return strconv.Itoa(q.Used) }},
 		field[appliance.QuotaShort]{column{head: "MAX", right: true}, func(q appliance.QuotaShort) string { return quotaMax(q.Max) }},
 	))
-	s.table("Nodes", newTable(reasonRows(x.Nodes),
+	s.table("Nodes", newTable(reasonRows(x.Nodes, s.p),
 		field[appliance.NodeReason]{column{head: "HOSTNAME"}, func(n appliance.NodeReason) string { return n.Hostname }},
 		field[appliance.NodeReason]{column{head: "FITS", state: true}, func(n appliance.NodeReason) string {
 			if n.NodeID == "" {
@@ -318,22 +316,31 @@ func explanationSheet(s *sheet, x appliance.Explanation) {
 			}
 			return yesNo(n.Fits)
 		}},
-		field[appliance.NodeReason]{column{head: "MISSING", flex: s.p.format != formatWide}, func(n appliance.NodeReason) string { return strings.Join(n.Missing, "") }},
+		field[appliance.NodeReason]{column{head: "MISSING"}, func(n appliance.NodeReason) string { return strings.Join(n.Missing, "") }},
 	))
 	s.lines("What would help", x.Helps)
 }
 
-// reasonRows gives each thing that a node lacks a row of its own, of which the
-// first names the node.
-func reasonRows(nodes []appliance.NodeReason) []appliance.NodeReason {
+// reasonRows gives each thing that a node lacks rows of its own, folded to the
+// width; the first of them names the node.
+func reasonRows(nodes []appliance.NodeReason, p *printer) []appliance.NodeReason {
+	name := 0
+	for _, n := range nodes {
+		name = max(name, width(n.Hostname))
+	}
+	room := 0
+	if p.width > 0 {
+		room = max(p.width-name-12, minFlex) // the indent, "FITS" and the gaps
+	}
 	var out []appliance.NodeReason
 	for _, n := range nodes {
-		for i, m := range n.Missing {
-			row := appliance.NodeReason{Hostname: " ", Missing: []string{m}}
-			if i == 0 {
-				row.Hostname, row.NodeID, row.Fits = n.Hostname, n.NodeID, n.Fits
+		row := n
+		for _, missing := range n.Missing {
+			for _, line := range fold(missing, room) {
+				row.Missing = []string{line}
+				out = append(out, row)
+				row = appliance.NodeReason{Hostname: " "}
 			}
-			out = append(out, row)
 		}
 		if len(n.Missing) == 0 {
 			out = append(out, n)

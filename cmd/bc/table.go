@@ -67,7 +67,7 @@ func (t *table) format(p *printer, indent string) string {
 	}
 	shown := t.shown(p.format == formatWide)
 	room := 0
-	if p.width > 0 {
+	if p.width > 0 && p.format != formatWide {
 		room = max(p.width-len(indent), minFlex)
 	}
 	shown = t.fit(shown, room)
@@ -225,22 +225,30 @@ type sheet struct {
 	b strings.Builder
 }
 
-const labelWidth = 13
+const (
+	labelWidth = 13
+	partWidth  = 8
+)
 
 // fact writes a labelled text, folded to the width; nothing without a value.
-func (s *sheet) fact(label, value string) {
+func (s *sheet) fact(label, value string) { s.labelled("", label, labelWidth, value) }
+
+// part is a fact below a heading.
+func (s *sheet) part(label, value string) { s.labelled("  ", label, partWidth, value) }
+
+func (s *sheet) labelled(indent, label string, column int, value string) {
 	if value == "" {
 		return
 	}
 	room := 0
 	if s.p.width > 0 {
-		room = max(s.p.width-labelWidth, minFlex)
+		room = max(s.p.width-len(indent)-column, minFlex)
 	}
 	for i, line := range fold(printable(value), room) {
 		if i > 0 {
 			label = ""
 		}
-		s.b.WriteString(s.p.paint(faint, label) + strings.Repeat(" ", max(1, labelWidth-width(label))) + line + "\n")
+		s.b.WriteString(indent + s.p.paint(faint, label) + strings.Repeat(" ", max(1, column-width(label))) + line + "\n")
 	}
 }
 
