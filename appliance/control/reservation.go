@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/bettercompute/bc/agent/wire"
 	"github.com/bettercompute/bc/appliance"
 	"github.com/bettercompute/bc/appliance/plan"
 	"github.com/bettercompute/bc/appliance/store"
@@ -298,54 +297,6 @@ func (c *Control) whyPending(p *pool, r appliance.Reservation) string {
 	c.mem.mu.RLock()
 	defer c.mem.mu.RUnlock()
 	return c.mem.index.Explain(request(p, r)).Message
-}
-
-// confirm takes what a node says of its bindings: a reservation is active once
-// every node of it enforces its share.
-func (c *Control) confirm(tx *store.Tx, tr trail, rec store.NodeRecord, bindings []wire.BindingStatus) error {
-	for _, b := range bindings {
-		r, found, err := tx.FindReservation(b.ReservationID)
-		if err != nil {
-			return err
-		}
-		i := slices.IndexFunc(r.Placements, func(p appliance.Placement) bool { return p.NodeID == rec.ID })
-		if !found || i < 0 || !r.State.Booked() {
-			continue
-		}
-		from := r.State
-		ok := b.Failed == ""
-		message := r.Message
-		if !ok {
-			message = fmt.Sprintf("node %s cannot enforce it: %s", rec.Hostname, b.Failed)
-		}
-		if r.Placements[i].Confirmed == ok && message == r.Message {
-			continue
-		}
-		r.Placements = slices.Clone(r.Placements)
-		r.Placements[i].Confirmed = ok || r.Placements[i].Confirmed
-		r.Message = message
-		if err := c.activate(tx, tr, &r, b.Unenforced); err != nil {
-			return err
-		}
-		if _, err := tx.UpdateReservation(r, from); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func (c *Control) activate(tx *store.Tx, tr trail, r *store.Claim, unenforced bool) error {
-	waits := slices.ContainsFunc(r.Placements, func(p appliance.Placement) bool { return !p.Confirmed })
-	if r.State != appliance.Placed || waits {
-		return nil
-	}
-	now := c.now()
-	r.State, r.ActiveAt, r.Message = appliance.Active, &now, ""
-	if unenforced {
-		r.Message = "booked and confirmed; this node does not wall the resources in"
-	}
-	_, err := tx.Emit(ofPool(c.event(tr, appliance.EventReservationActive, r.TenantID, r.ID, now), c.mem.pool(r.PoolID)), reservationEvent(r.Reservation))
-	return err
 }
 
 // end gives back what a reservation holds and closes it, or fails a pending

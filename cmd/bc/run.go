@@ -16,7 +16,7 @@ import (
 
 func runCommand() *cli.Command {
 	return &cli.Command{
-		Name: "run", Usage: "run a command behind the wall of a reservation on this machine", ArgsUsage: "-- COMMAND...", Category: "run",
+		Name: "run", Usage: "run a command behind the wall of a reservation on this machine", ArgsUsage: "{-r RESERVATION | --gpus N} -- COMMAND...", Category: "run",
 		Description: "The command runs in the reservation's slice: on its CPUs, within its memory, with just its GPUs'\n" +
 			"device nodes, and with CUDA_VISIBLE_DEVICES set. Its exit status is passed on. With --gpus a\n" +
 			"reservation is made, waited for, and released when the command ends.\n\n" +
