@@ -75,6 +75,7 @@ func commands() []*cli.Command {
 	return []*cli.Command{
 		upCommand(),
 		runCommand(),
+		runCommand(),
 		serveCommand(),
 		{
 			Name: "bcd", Usage: "the node agent; the program is also installed under this name", Category: "run",
