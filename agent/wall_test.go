@@ -3,6 +3,7 @@ package agent
 import (
 	"flag"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -228,6 +229,31 @@ func TestBindingFollowsItsWall(t *testing.T) {
 				t.Error(diff)
 			}
 		})
+	}
+}
+
+// On a machine whose cgroups are v1 or both, reservations are booked only, and
+// say so.
+func TestNoWallsOnCgroupV1(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("another reason comes first: not root")
+	}
+	if _, err := os.Stat("/sys/fs/cgroup/cgroup.controllers"); err == nil {
+		t.Skip("this machine has cgroup v2 alone")
+	}
+	root, err := host.OpenRoot("/")
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := newWalls(root, slog.New(slog.DiscardHandler))
+	w.want([]wire.Binding{{ReservationID: "res_1"}}, nil)
+	w.round(t.Context())
+	got := confirm([]wire.Binding{{ReservationID: "res_1"}}, &wire.Inventory{}, nil, w.state())
+	if len(got) != 1 || !got[0].Unenforced || !strings.Contains(got[0].Note, "cgroup v2") {
+		t.Errorf("%+v", got)
+	}
+	if _, err := os.Stat(cdiFile("res_1")); err == nil {
+		t.Error("containers are offered devices that nothing walls in")
 	}
 }
 

@@ -66,8 +66,8 @@ func TestWallsUnderSystemd(t *testing.T) {
 	run("push", self, "/root/")
 	out := run("run", "env", insideVariable+"=1", "/root/"+filepath.Base(self), "-test.run=^TestInside", "-test.v", "-test.timeout=5m")
 	t.Log(out)
-	if n := strings.Count(out, "--- PASS: TestInside"); n < 4 {
-		t.Errorf("%d tests passed inside, want 4", n)
+	if n := strings.Count(out, "--- PASS: TestInside"); n < 5 {
+		t.Errorf("%d tests passed inside, want 5", n)
 	}
 }
 
@@ -236,6 +236,27 @@ func TestInsideAnOpenedWallIsClosed(t *testing.T) {
 	in.await(t, "up again", isUp("res_1"))
 	if got := opens(t, slice); got != onlyFirst {
 		t.Errorf("mended, it opens %q", got)
+	}
+}
+
+// A wall that somebody stopped is raised again, also when a unit that failed
+// in it keeps its name taken.
+func TestInsideAStoppedWallIsRaised(t *testing.T) {
+	in := newInside(t)
+	in.want([]wire.Binding{gpuBinding("res_1", "GPU-a")}, twoGPUs)
+	in.await(t, "up", isUp("res_1"))
+	slice := sliceName("res_1")
+	if _, err := command(t, "systemd-run", "--quiet", "--wait", "--slice="+slice, "--unit=broken", "false"); err == nil {
+		t.Fatal("false succeeded")
+	}
+	defer func() { _, _ = command(t, "systemctl", "reset-failed", "broken.service") }()
+	mustRun(t, "systemctl", "stop", slice)
+	in.stop()
+	in.start(t)
+	in.want([]wire.Binding{gpuBinding("res_1", "GPU-a")}, twoGPUs)
+	in.await(t, "up again", isUp("res_1"))
+	if got := opens(t, slice); got != onlyFirst {
+		t.Errorf("raised again, it opens %q", got)
 	}
 }
 

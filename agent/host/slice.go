@@ -55,21 +55,30 @@ func (s *Slices) Raise(ctx context.Context, want Slice) (lacks []string, err err
 	if err != nil {
 		return nil, err
 	}
-	if now.active {
-		if changes := want.changes(now); len(changes) > 0 {
-			call, cancel := context.WithTimeout(ctx, busTimeout)
-			err = conn.SetUnitPropertiesContext(call, want.Name, true, changes...)
-			cancel()
-		}
-	} else {
+	if !now.active {
 		_ = os.RemoveAll(controlDir(want.Name)) // what was set of an earlier slice of this name
 		err = s.start(ctx, conn, want.Name, want.properties())
+		if isBusError(err, "org.freedesktop.systemd1.UnitExists") {
+			// It was stopped by someone, and a unit that failed in it keeps it loaded.
+			err = s.startLoaded(ctx, conn, want.Name)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", want.Name, err)
+		}
+		if now, err = s.state(ctx, conn, want.Name); err != nil {
+			return nil, err
+		}
 	}
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", want.Name, err)
-	}
-	if now, err = s.state(ctx, conn, want.Name); err != nil {
-		return nil, err
+	if changes := want.changes(now); len(changes) > 0 {
+		call, cancel := context.WithTimeout(ctx, busTimeout)
+		err = conn.SetUnitPropertiesContext(call, want.Name, true, changes...)
+		cancel()
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", want.Name, err)
+		}
+		if now, err = s.state(ctx, conn, want.Name); err != nil {
+			return nil, err
+		}
 	}
 	if left := want.changes(now); len(left) > 0 || !now.active {
 		return nil, fmt.Errorf("%s: systemd did not take over what was set%s; see systemctl status %s", want.Name, propertyNames(left), want.Name)
@@ -256,9 +265,25 @@ func (s *Slices) start(ctx context.Context, conn *dbus.Conn, name string, props 
 	call, cancel := context.WithTimeout(ctx, busTimeout)
 	_ = conn.ResetFailedUnitContext(call, name)
 	cancel()
+	return s.job(ctx, conn, func(call context.Context, done chan<- string) error {
+		_, err := conn.StartTransientUnitContext(call, name, "replace", props, done)
+		return err
+	})
+}
+
+// startLoaded starts a unit that systemd knows, as it was or with nothing set.
+func (s *Slices) startLoaded(ctx context.Context, conn *dbus.Conn, name string) error {
+	return s.job(ctx, conn, func(call context.Context, done chan<- string) error {
+		_, err := conn.StartUnitContext(call, name, "replace", done)
+		return err
+	})
+}
+
+// job asks for a job and waits for its end.
+func (s *Slices) job(ctx context.Context, conn *dbus.Conn, ask func(context.Context, chan<- string) error) error {
 	done := make(chan string, 1) // see RestartUnit
-	call, cancel = context.WithTimeout(ctx, busTimeout)
-	_, err := conn.StartTransientUnitContext(call, name, "replace", props, done)
+	call, cancel := context.WithTimeout(ctx, busTimeout)
+	err := ask(call, done)
 	cancel()
 	if err != nil {
 		return err
@@ -277,6 +302,11 @@ func (s *Slices) start(ctx context.Context, conn *dbus.Conn, name string, props 
 		s.bus.drop(conn)
 		return fmt.Errorf("systemd did not start it within %v", jobTimeout)
 	}
+}
+
+func isBusError(err error, name string) bool {
+	var refused godbus.Error
+	return errors.As(err, &refused) && refused.Name == name
 }
 
 // List names the slices whose names fit a pattern as of a shell, and that are
@@ -312,8 +342,7 @@ func (s *Slices) Stop(ctx context.Context, name string) error {
 	call, cancel := context.WithTimeout(ctx, busTimeout)
 	defer cancel()
 	_, err = conn.StopUnitContext(call, name, "replace", nil)
-	var refused godbus.Error
-	if errors.As(err, &refused) && refused.Name == "org.freedesktop.systemd1.NoSuchUnit" {
+	if isBusError(err, "org.freedesktop.systemd1.NoSuchUnit") {
 		return nil
 	}
 	if err != nil {
