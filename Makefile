@@ -50,7 +50,7 @@ package: ## build dist/*.deb and dist/*.rpm
 
 e2e: package ## install the packages on a Debian with real systemd (root, systemd-nspawn, mmdebstrap)
 	$(GO) test -tags e2e -count=1 -timeout 30m ./packaging/...
-	$(GO) test -tags e2e -count=1 -timeout 10m -run UnderSystemd ./agent ./agent/unit
+	$(GO) test -tags e2e -count=1 -timeout 10m -run UnderSystemd ./agent ./agent/unit ./cmd/bc
 
 clean: ## remove what was built
 	rm -rf bin dist
