@@ -44,6 +44,7 @@ import (
 // fleet is a control plane with a pool of alike machines in a state directory.
 type fleet struct {
 	dir, pool, key string
+	node, nodeKey  string // one of the nodes, and its credential
 	nodes          int
 }
 
@@ -89,9 +90,12 @@ func makeFleet(t *testing.T, nodes int, fill func(s *server, f *fleet)) *fleet {
 	}
 	parallel(t, 32, nodes, func(i int) error {
 		inv := inventory.Personalise(machine, "bars", i)
-		_, err := s.control.Hello(ctx, fleetOperator, wire.Hello{
+		w, err := s.control.Hello(ctx, fleetOperator, wire.Hello{
 			Version: wire.Version, MachineID: inv.MachineID, Hostname: inv.Hostname, PoolID: p.ID, Inventory: inv, InventoryHash: "1",
 		})
+		if i == 0 {
+			f.node, f.nodeKey = w.NodeID, w.Credential
+		}
 		return err
 	})
 	if fill != nil {

@@ -133,6 +133,23 @@ func TestScale(t *testing.T) {
 	}
 	report(t, "creates at 10,000 nodes against 100, 64 clients", "%.2f ×", median(share))
 
+	var beats []float64
+	beat := fmt.Appendf(nil, `{"nodeId":%q,"inventoryHash":"1","generation":1,"bindings":[]}`, large.node)
+	if status, body, err := many[0].post("/agent/v1/heartbeat", large.nodeKey, beat); err != nil || status != 200 {
+		t.Fatalf("heartbeat: %d %s %v", status, body, err)
+	}
+	quiet := fmt.Appendf(nil, `{"nodeId":%q,"inventoryHash":"1","generation":1}`, large.node)
+	for range *rounds {
+		beats = append(beats, load(t, many[:8], 5000, func(c *wireClient, _ int) error {
+			status, _, err := c.post("/agent/v1/heartbeat", large.nodeKey, quiet)
+			if status != 200 && err == nil {
+				err = fmt.Errorf("heartbeat answered %d", status)
+			}
+			return err
+		}).rate())
+	}
+	report(t, "quiet heartbeats, 8 connections", "%.0f/s: 10,000 nodes at one in 10 s take %.0f %% of that; %d B each", median(beats), 100*1000/median(beats), len(quiet))
+
 	var loop, liveness []float64
 	for range *rounds {
 		start := time.Now()
