@@ -104,8 +104,11 @@ func (m *Match) UnmarshalJSON(b []byte) error {
 		return Refuse(InvalidInput, "selector", "selector: %s must have either in, or min and max", b)
 	}
 	*m = Match{Min: o.Min, Max: o.Max}
-	for _, s := range o.In {
-		m.In = append(m.In, string(s))
+	if o.In != nil { // an empty choice stays one, for Validate to refuse
+		m.In = make([]string, len(o.In))
+	}
+	for i, s := range o.In {
+		m.In[i] = string(s)
 	}
 	return nil
 }

@@ -4,8 +4,11 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -29,6 +32,9 @@ import (
 // process of its own, people who call it over real sockets, and nodes that are
 // agents of the real kind over recorded machines.
 
+// anonymous is the action of methods that need no credential.
+const anonymous appliance.Action = "none"
+
 // patience is how long a test waits for what must come. A wait that ends early
 // costs nothing, and the machine may be a busy one.
 const patience = 30 * time.Second
@@ -40,6 +46,7 @@ type box struct {
 	flags       []string
 	cmd         *exec.Cmd
 	log         *bytes.Buffer
+	keys        int // made by key
 }
 
 // startBox runs `bc serve` on an empty state directory until the test ends.
@@ -65,7 +72,7 @@ func startBox(t *testing.T, flags ...string) *box {
 func (b *box) start(t *testing.T) {
 	t.Helper()
 	config := filepath.Join(b.dir, "appliance.toml")
-	if err := os.WriteFile(config, []byte("[reconcile]\nheartbeat = \"1s\"\npending_retry = \"1s\"\n"), 0o600); err != nil {
+	if err := os.WriteFile(config, []byte("[reconcile]\nheartbeat = \"1s\"\npending_retry = \"1s\"\nunreachable_after = \"1h\"\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	args := append([]string{"serve", "--state-dir", b.dir, "--config", config}, b.flags...)
@@ -134,6 +141,24 @@ func (b *box) person(t *testing.T, name, token string) *person {
 	}
 	t.Cleanup(func() { client.Close(); transport.CloseIdleConnections() })
 	return &person{Client: client, name: name, token: token, http: &http.Client{Transport: transport, Timeout: patience}, base: "http://unix"}
+}
+
+// overTLS calls the TLS listener, trusting the server's own authority.
+func (b *box) overTLS(t *testing.T, name, token, caFile string) *person {
+	t.Helper()
+	client, err := api.Dial(b.https, api.Options{Token: token, CAFile: caFile})
+	if err != nil {
+		t.Fatal(err)
+	}
+	pem, err := os.ReadFile(caFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(pem)
+	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS13}, ForceAttemptHTTP2: true}
+	t.Cleanup(func() { client.Close(); transport.CloseIdleConnections() })
+	return &person{Client: client, name: name, token: token, http: &http.Client{Transport: transport, Timeout: patience}, base: b.https}
 }
 
 // answer is what came back, as it came.
@@ -350,7 +375,8 @@ func (b *box) ready(t *testing.T, pool appliance.Pool, n int) []appliance.Node {
 // key makes a key of a tenant and gives the person who holds it.
 func (b *box) key(t *testing.T, tenant string, role appliance.Role) *person {
 	t.Helper()
-	name := "of-" + string(role)
+	b.keys++
+	name := fmt.Sprintf("of-%s-%d", role, b.keys)
 	k := do[appliance.Key](t, b.operator(t), "iam.keys.create", object{"tenantId": tenant, "name": name, "role": role})
 	return b.person(t, tenant+"'s "+string(role), k.Secret)
 }
