@@ -37,3 +37,14 @@ func (in Login) Validate() error {
 	}
 	return nil
 }
+
+// Whoami is the input of iam.whoami, which needs nothing.
+type Whoami struct{}
+
+// Identity answers iam.whoami: who the caller is.
+type Identity struct {
+	ID       string     `json:"id" example:"key_01k5c000000000000000000000"`
+	Kind     CallerKind `json:"kind" enum:"operator,key,user,node"`
+	TenantID string     `json:"tenantId" doc:"In whose name the caller acts; of the local operator, who may act in any, the one that the first start made."`
+	Role     Role       `json:"role,omitempty"`
+}

@@ -70,6 +70,7 @@ func Register(s *Server, c *control.Control) {
 	verb(do, "iam.users.setPassword", appliance.UsersManage, "Give a user a password.", c.SetPassword)
 	verb(do, "iam.users.loginLink", appliance.UsersManage, "Make a one-time login link for a user.", c.NewLoginLink)
 	verb(do, "iam.users.delete", appliance.UsersManage, "Remove a user.", c.DeleteUser)
+	RPC(s, "iam.whoami", "none", "Say who the caller is, and in whose name it acts.", c.Whoami)
 	OpenRPC(s, "iam.login", "Sign a person in, by a one-time link or by name and password.", c.Login)
 	OpenRPC(s, "iam.logout", "End a session.", c.Logout)
 	verb(do, "iam.policies.put", appliance.PoliciesManage, "Make or replace one of the tenant's own Cedar policies.", c.PutPolicy)

@@ -116,3 +116,14 @@ func (c *Control) sessionCaller(ctx context.Context, hash string) (who appliance
 	}
 	return appliance.Caller{Kind: appliance.CallerUser, ID: u.ID, Tenant: u.TenantID, Role: u.Role}, err == nil, err
 }
+
+// Whoami says who the caller is, and in whose name it acts.
+func (c *Control) Whoami(ctx context.Context, who appliance.Caller, _ appliance.Whoami) (appliance.Identity, error) {
+	out := appliance.Identity{ID: who.ID, Kind: who.Kind, TenantID: who.Tenant, Role: who.Role}
+	if out.TenantID != "" {
+		return out, nil
+	}
+	home, _, err := c.Home(ctx)
+	out.TenantID = home
+	return out, err
+}

@@ -73,14 +73,11 @@ func (s *session) acting(ctx context.Context) (string, error) {
 	if s.tenant != "" {
 		return s.tenant, nil
 	}
-	status, err := api.Do[appliance.SystemRef, appliance.SystemStatus](ctx, s.Client, "system.status", appliance.SystemRef{})
-	if appliance.CodeOf(err) == appliance.AccessDenied {
-		return "", usagef("--tenant (or BC_TENANT) is required: the tenant that the key is of")
-	}
+	me, err := api.Do[appliance.Whoami, appliance.Identity](ctx, s.Client, "iam.whoami", appliance.Whoami{})
 	if err != nil {
 		return "", err
 	}
-	s.tenant = status.Tenant
+	s.tenant = me.TenantID
 	return s.tenant, nil
 }
 

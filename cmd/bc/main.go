@@ -75,7 +75,6 @@ func commands() []*cli.Command {
 	return []*cli.Command{
 		upCommand(),
 		runCommand(),
-		runCommand(),
 		serveCommand(),
 		{
 			Name: "bcd", Usage: "the node agent; the program is also installed under this name", Category: "run",
@@ -95,6 +94,7 @@ func commands() []*cli.Command {
 		rateCommand(),
 		budgetCommand(),
 		eventCommand(),
+		loginCommand(),
 		keyCommand(),
 		userCommand(),
 		accessPolicyCommand(),

@@ -9,7 +9,6 @@ import (
 	"strings"
 
 	"github.com/urfave/cli/v2"
-	"golang.org/x/term"
 
 	"github.com/bettercompute/bc/appliance"
 	"github.com/bettercompute/bc/appliance/api"
@@ -231,26 +230,28 @@ func (s *session) showLink(u appliance.User) error {
 // takes the first line of standard input.
 func readPassword() (string, error) {
 	if !isTerminal(os.Stdin) {
-		line, err := bufio.NewReader(os.Stdin).ReadString('\n')
-		if err != nil && !errors.Is(err, io.EOF) {
-			return "", err
-		}
-		return strings.TrimRight(line, "\r\n"), nil
+		return firstLine(os.Stdin)
 	}
 	var typed [2]string
 	for i, prompt := range []string{"Password: ", "Again: "} {
-		fmt.Fprint(os.Stderr, prompt)
-		b, err := term.ReadPassword(int(os.Stdin.Fd()))
-		fmt.Fprintln(os.Stderr)
-		if err != nil {
+		var err error
+		if typed[i], err = readSecret(prompt); err != nil {
 			return "", err
 		}
-		typed[i] = string(b)
 	}
 	if typed[0] != typed[1] {
 		return "", usagef("the two differ")
 	}
 	return typed[0], nil
+}
+
+// firstLine reads one line and passes over what follows.
+func firstLine(r io.Reader) (string, error) {
+	line, err := bufio.NewReader(r).ReadString('\n')
+	if err != nil && !errors.Is(err, io.EOF) {
+		return "", err
+	}
+	return strings.TrimRight(line, "\r\n"), nil
 }
 
 func updateUser(c *cli.Context) error {
