@@ -17,6 +17,9 @@ import (
 // quota, charging and booking are one transaction.
 func (c *Control) CreateReservation(ctx context.Context, who appliance.Caller, in appliance.CreateReservation) (out appliance.Reservation, err error) {
 	in.Normalise()
+	if there, found, err := c.repeated(ctx, who, in); found || err != nil {
+		return there, err
+	}
 	err = c.write(ctx, who, appliance.ReservationsCreate, in.TenantID, in.PoolID, func(tx *store.Tx) error {
 		r, tr, p, err := c.admitReservation(who, in)
 		if err != nil {
@@ -51,6 +54,31 @@ func (c *Control) CreateReservation(ctx context.Context, who appliance.Caller, i
 		out.Message, err = c.noteWhy(ctx, out.ID)
 	}
 	return out, err
+}
+
+// repeated finds, at the price of a read, what an earlier call made under the
+// same idempotency key. What would be refused is left to the write, which keeps
+// the trail of it.
+func (c *Control) repeated(ctx context.Context, who appliance.Caller, in appliance.CreateReservation) (out appliance.Reservation, found bool, err error) {
+	if in.IdempotencyKey == "" {
+		return out, false, nil
+	}
+	r, _, _, refused := c.admitReservation(who, in)
+	if refused != nil {
+		return out, false, nil
+	}
+	err = c.Store.ReadOne(ctx, func(tx *store.Tx) error {
+		there, ok, err := tx.FindReservation(r.ID)
+		if err != nil || !ok {
+			return err
+		}
+		out, found = there.Reservation, true
+		return sameAsked(out, r, in.IdempotencyKey)
+	})
+	if err != nil {
+		return appliance.Reservation{}, false, err
+	}
+	return out, found, nil
 }
 
 // admitReservation is everything that can be refused before quota: who asks,
@@ -385,16 +413,19 @@ func (c *Control) mayOwn(tx *store.Tx, who appliance.Caller, action appliance.Ac
 	}
 	p := c.mem.pool(r.PoolID)
 	row := p.Authz(tenant)
-	if _, err := c.may(who, appliance.ReservationsRead, tenant, &row, ""); err != nil {
+	tr, err := c.may(who, appliance.ReservationsRead, tenant, &row, "")
+	if err != nil {
 		return r, trail{}, appliance.NoSuch("reservation").Because(err)
 	}
-	tr, err := c.may(who, action, tenant, &row, "")
+	if action != appliance.ReservationsRead {
+		tr, err = c.may(who, action, tenant, &row, "")
+	}
 	return r, tr, err
 }
 
 // GetReservation shows one of the tenant's reservations.
 func (c *Control) GetReservation(ctx context.Context, who appliance.Caller, in appliance.ReservationRef) (out appliance.Reservation, err error) {
-	err = c.Store.Read(ctx, func(tx *store.Tx) error {
+	err = c.Store.ReadOne(ctx, func(tx *store.Tx) error {
 		r, _, err := c.mayOwn(tx, who, appliance.ReservationsRead, in.TenantID, in.ReservationID)
 		out = r.Reservation
 		return err

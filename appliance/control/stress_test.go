@@ -243,3 +243,39 @@ func (p *plane) oneWrite(c *api.Client, pool string, i, n int) error {
 	}
 	return c.Call(ctx, "reservations.release", appliance.ReservationRef{TenantID: p.own, ReservationID: r.ID}, nil)
 }
+
+// A caller that repeats a create, also before the first was answered, gets one
+// reservation.
+func TestParallelRepeatsUnderOneKeyMakeOneReservation(t *testing.T) {
+	p := startPlane(t)
+	pool := p.pool(100, 1)
+	ids := make([]string, 16)
+	var all sync.WaitGroup
+	for i := range ids {
+		c := p.client()
+		all.Go(func() {
+			for range 2 {
+				var r appliance.Reservation
+				in := appliance.CreateReservation{TenantID: p.own, PoolID: pool, Resources: appliance.Amounts{"gpu": 1}, IdempotencyKey: "again"}
+				if err := c.Call(context.Background(), "reservations.create", in, &r); err != nil {
+					t.Error(err)
+				}
+				ids[i] = r.ID
+			}
+		})
+	}
+	all.Wait()
+	for _, id := range ids {
+		if id != ids[0] {
+			t.Fatalf("two reservations under one key: %s and %s", ids[0], id)
+		}
+	}
+	other := appliance.CreateReservation{TenantID: p.own, PoolID: pool, Resources: appliance.Amounts{"gpu": 2}, IdempotencyKey: "again"}
+	if err := p.client().Call(t.Context(), "reservations.create", other, nil); appliance.CodeOf(err) != appliance.ConflictCode {
+		t.Errorf("another request under the same key: %v", err)
+	}
+	var got appliance.List[appliance.Reservation]
+	if err := p.client().Call(t.Context(), "reservations.list", appliance.ListReservations{TenantID: p.own}, &got); err != nil || len(got.Items) != 1 {
+		t.Fatalf("%d reservations: %v", len(got.Items), err)
+	}
+}

@@ -105,3 +105,5 @@ func statementError(query string, err error) error {
 }
 
 var errReadOnlyTx = errors.New("store: a function given to Read may not write")
+
+var errSecondQuery = errors.New("store: a function given to ReadOne may run one query")

@@ -198,6 +198,23 @@ func (s *Store) Read(ctx context.Context, fn func(*Tx) error) error {
 	return fn(&tx)
 }
 
+// ReadOne is Read for a function that runs one query: the query is its own
+// snapshot, which spares the two statements around it. A second query is
+// refused.
+func (s *Store) ReadOne(ctx context.Context, fn func(*Tx) error) error {
+	c, err := s.takeReader(ctx)
+	if err != nil {
+		return err
+	}
+	tx := Tx{c: c, ctx: ctx, single: true}
+	sound := false
+	defer func() { s.giveReader(c, sound) }()
+	defer tx.closeRows() // also when fn panics
+	err = fn(&tx)
+	sound = tx.fatal == nil
+	return err
+}
+
 func (s *Store) takeReader(ctx context.Context) (*conn, error) {
 	if s.isClosing() {
 		return nil, shuttingDown()

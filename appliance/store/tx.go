@@ -16,12 +16,14 @@ import (
 // statement, every later one of the same function fails too, and so does its
 // write, whatever the function returns: the transaction may be gone by then.
 type Tx struct {
-	c     *conn
-	ctx   context.Context
-	w     *writer // nil in a read
-	open  []*Rows
-	wrote bool  // some row was changed
-	fatal error // SQLite may have ended the transaction
+	c      *conn
+	ctx    context.Context
+	w      *writer // nil in a read
+	open   []*Rows
+	wrote  bool  // some row was changed
+	single bool  // one query alone: see ReadOne
+	asked  bool  // a query was made
+	fatal  error // SQLite may have ended the transaction
 }
 
 // Result is what a statement did.
@@ -98,6 +100,10 @@ func (tx *Tx) prepare(query string, args []any) (*stmt, error) {
 	if tx.ctx.Err() != nil {
 		return nil, context.Cause(tx.ctx)
 	}
+	if tx.single && tx.asked {
+		return nil, statementError(query, errSecondQuery)
+	}
+	tx.asked = true
 	s, err := tx.c.stmt(query)
 	if err != nil {
 		return nil, tx.failed(query, err)
