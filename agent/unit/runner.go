@@ -280,8 +280,11 @@ func (r *Runner) byService(ctx context.Context, kind wire.UnitKind, d Desired) (
 		r.Log.Warn("systemd did not run a unit; the agent applies it itself", "unit", Service(kind), "err", err)
 		return wire.UnitStatus{}, false
 	}
-	if len(d.Units.Wanted()) == 0 && !r.touched(kind) {
-		return wire.UnitStatus{}, true // removed, with its result
+	if len(d.Units.Wanted()) == 0 { // what is left is tried again, and no result is kept
+		if err != nil {
+			return failed(kind, err), true
+		}
+		return wire.UnitStatus{}, true
 	}
 	var result Result
 	if known, readErr := r.Ledger.Load(host.Results, Name(kind), &result); readErr != nil || !known ||
