@@ -479,3 +479,40 @@ func (c *fakeControl) checkBindings(t *testing.T, want []wire.BindingStatus) {
 		}
 	})
 }
+
+// An agent that may change its host applies what its NodeSpec wants, to the
+// machine below its root, and puts it back when nothing is wanted any more.
+func TestManagedHostIsHeldToItsSpec(t *testing.T) {
+	c, socket := newControl(), socketPath(t)
+	c.serve(t, socket)
+	a := testAgent(t, socket, newTestGPUs(1))
+	dir := t.TempDir()
+	const governor = "sys/devices/system/cpu/cpufreq/policy0/scaling_governor"
+	for name, text := range map[string]string{
+		governor: "powersave", filepath.Join(filepath.Dir(governor), "affected_cpus"): "0",
+		filepath.Join(filepath.Dir(governor), "scaling_available_governors"): "performance powersave",
+		"etc/machine-id": "0123456789abcdef0123456789abcdef",
+	} {
+		file := filepath.Join(dir, name)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, []byte(text+"\n"), 0o644)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	root, err := host.OpenRoot(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.Root, a.ManageHost = root, true
+	start(t, a)
+	c.await(t, "a first heartbeat", func() bool { return len(c.beats) > 0 })
+	c.want(wire.NodeSpec{Units: wire.Units{CPU: &wire.CPU{Governor: "performance"}}})
+	c.await(t, "the unit in force", func() bool { return len(c.only().units) == 1 && c.only().units[0].State == wire.InSync })
+	if now, _ := root.String(governor); now != "performance" {
+		t.Errorf("the governor is %s", now)
+	}
+	c.want(wire.NodeSpec{})
+	c.await(t, "the unit gone", func() bool { return c.only().taken == 2 && len(c.only().units) == 0 })
+	for now := ""; now != "powersave"; now, _ = root.String(governor) { // removed beside the loop; the test's time-out ends this
+		time.Sleep(time.Millisecond)
+	}
+}
