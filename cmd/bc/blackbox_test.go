@@ -22,6 +22,7 @@ import (
 	"time"
 
 	"github.com/bettercompute/bc/agent"
+	"github.com/bettercompute/bc/agent/host"
 	"github.com/bettercompute/bc/agent/inventory"
 	"github.com/bettercompute/bc/appliance"
 	"github.com/bettercompute/bc/appliance/api"
@@ -352,6 +353,39 @@ func (b *box) runFleet(t *testing.T, pool appliance.Pool, machine string, n int)
 			t.Errorf("the fleet of pool %s: %v", pool.ID, err)
 		}
 	}
+}
+
+// agent runs one agent as bcd runs it, over a recorded machine below a root of
+// its own, whose configuration it may change. It runs until the test ends.
+func (b *box) agent(t *testing.T, pool appliance.Pool, machine string) {
+	t.Helper()
+	text, err := hosts.Read(machine)
+	if err != nil {
+		t.Fatal(err)
+	}
+	archive, err := host.ParseArchive(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	root := archive.Root()
+	gpus, err := agent.FindGPUs(root, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := &agent.Agent{
+		Server: "unix:" + b.socket, StateDir: t.TempDir(), PoolID: pool.ID, Root: root, GPUs: gpus, Recorded: machine,
+		ManageHost: true, Log: slog.New(slog.DiscardHandler),
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- a.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil && !errors.Is(err, context.Canceled) {
+			t.Errorf("the agent of pool %s: %v", pool.ID, err)
+		}
+	})
+	b.ready(t, pool, 1)
 }
 
 // ready waits until a pool has n nodes that take bookings.
