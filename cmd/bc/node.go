@@ -225,7 +225,9 @@ func listNodes(c *cli.Context) error {
 	return items(s.printer, nodes, func(n appliance.Node) string { return n.ID }, empty, func(nodes []appliance.Node) *table { return nodeTable(s.printer, nodes, names) })
 }
 
+// nodeTable is in the order of host names.
 func nodeTable(p *printer, nodes []appliance.Node, pools map[string]string) *table {
+	nodes = slices.SortedStableFunc(slices.Values(nodes), func(a, b appliance.Node) int { return strings.Compare(a.Hostname, b.Hostname) })
 	return newTable(nodes,
 		field[appliance.Node]{column{head: "HOSTNAME"}, func(n appliance.Node) string { return n.Hostname }},
 		field[appliance.Node]{column{head: "ID", drop: idDrop(nodes)}, func(n appliance.Node) string { return n.ID }},

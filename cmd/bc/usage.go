@@ -102,7 +102,7 @@ func queryUsage(c *cli.Context) error {
 			field[row]{column{head: "POOL"}, func(u row) string { return nameOf(names, u.PoolID) }},
 			field[row]{column{head: "RESERVATION"}, func(u row) string { return u.ReservationID }},
 			field[row]{column{head: "METER"}, func(u row) string { return u.Meter }},
-			field[row]{column{head: "QUANTITY", right: true}, func(u row) string { return strconv.FormatFloat(u.Quantity, 'f', 2, 64) }},
+			field[row]{column{head: "QUANTITY", right: true}, func(u row) string { return strconv.FormatFloat(u.Quantity, 'f', 3, 64) }},
 			field[row]{column{head: "COST", right: true}, func(u row) string {
 				if u.Cost == nil {
 					return ""
