@@ -83,7 +83,9 @@ func TestAnswers(t *testing.T) {
 			refuse(w, &refusal{Status: 403, Code: "ACCESS_DENIED", Message: "this pool admits by x509pop"})
 		}, "the control plane answered ACCESS_DENIED: this pool admits by x509pop"},
 		{"a refusal without", func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "<html>", http.StatusBadGateway) }, "the control plane answered 502 Bad Gateway"},
-		{"a redirect", func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "https://192.0.2.1/", http.StatusTemporaryRedirect) }, "the control plane answered 307"},
+		{"a redirect", func(w http.ResponseWriter, r *http.Request) {
+			http.Redirect(w, r, "https://192.0.2.1/", http.StatusTemporaryRedirect)
+		}, "the control plane answered 307"},
 		{"no JSON", func(w http.ResponseWriter, _ *http.Request) { w.Write([]byte("ok")) }, "the answer to /agent/v1/heartbeat: invalid character"},
 		{"without end", func(w http.ResponseWriter, r *http.Request) {
 			w.Write([]byte(`"`))

@@ -25,7 +25,7 @@ type answered struct {
 	told   map[string]appliance.ReservationState
 	count  int // of answers in this round
 	enough chan struct{}
-	upTo   int // answers until enough is closed
+	upTo   int             // answers until enough is closed
 	asking map[string]bool // a release is on its way or its answer was lost
 }
 
