@@ -94,7 +94,6 @@ func badInputs(t *testing.T, in schema, example json.RawMessage) []bad {
 	}
 	compacted := string(compact(t, example))
 	open := strings.TrimSuffix(compacted, "}")
-	name := slices.Sorted(maps.Keys(good))[0] // any that is given
 	list := []bad{
 		{"nothing", "", 400, ""},
 		{"no object", "[]", 400, ""},
@@ -104,19 +103,19 @@ func badInputs(t *testing.T, in schema, example json.RawMessage) []bad {
 		{"something behind it", compacted + "{}", 400, ""},
 		{"a comma too many", open + ",}", 400, ""},
 		{"a comment", "/* */" + compacted, 400, ""},
-		{"a key twice", open + fmt.Sprintf(",%q:%s}", name, good[name]), 400, name},
-		{"a key twice, once escaped", open + fmt.Sprintf(`,"\u%04x%s":%s}`, name[0], name[1:], good[name]), 400, name},
-		{"a key in another case", with(strings.ToUpper(name), string(good[name])), 400, strings.ToUpper(name)},
 		{"an unknown field", with("surprise", "1"), 400, "surprise"},
 		{"an unknown field with a hostile name", with("<script>%s%d", "1"), 400, "<script>%s%d"},
-		{"bytes that are no UTF-8", strings.Replace(compacted, `"`+name+`":"`, `"`+name+`":"`+"\xff\xfe", 1), 400, ""},
-		{"half a surrogate", with(name, `"\ud800"`), 400, ""},
-		{"a control character", with(name, "\"a\x00b\""), 400, ""},
 		{"nesting without end", with("surprise", strings.Repeat("[", 5000)+strings.Repeat("]", 5000)), 400, ""},
 		{"more than a MiB", with("surprise", `"`+strings.Repeat("x", 1<<20)+`"`), 413, ""},
 	}
-	if !strings.Contains(list[13].body, "\xff") { // the first field is no text
-		list = slices.Delete(list, 13, 14)
+	for _, name := range slices.Sorted(maps.Keys(good)) {
+		list = append(list,
+			bad{name + " twice", open + fmt.Sprintf(",%q:%s}", name, good[name]), 400, name},
+			bad{name + " twice, once escaped", open + fmt.Sprintf(`,"\u%04x%s":%s}`, name[0], name[1:], good[name]), 400, name},
+			bad{name + " in another case", with(strings.ToUpper(name), string(good[name])), 400, strings.ToUpper(name)},
+			bad{"half a surrogate in " + name, with(name, `"\ud800"`), 400, ""},
+			bad{"a control character in " + name, with(name, "\"a\x00b\""), 400, ""},
+			bad{"bytes that are no UTF-8 in " + name, with(name, "\"a\xff\xfeb\""), 400, ""})
 	}
 	for _, f := range slices.Sorted(maps.Keys(in.Properties)) {
 		s := in.Properties[f]
