@@ -65,8 +65,12 @@ func (c *Control) ListPolicies(ctx context.Context, who appliance.Caller, in app
 	if _, _, err := c.forTenant(who, appliance.PoliciesRead, in.TenantID); err != nil {
 		return out, err
 	}
+	if err := in.Page.Validate(); err != nil {
+		return out, err
+	}
 	err = c.Store.Read(ctx, func(tx *store.Tx) error {
-		out.Items, err = tx.AccessPolicies(in.TenantID)
+		all, err := tx.AccessPolicies(in.TenantID)
+		out = pageOf(all, in.Page, func(p appliance.AccessPolicy) string { return p.Name })
 		return err
 	})
 	return out, err

@@ -73,16 +73,23 @@ func (c *Control) ListBudgets(ctx context.Context, who appliance.Caller, in appl
 	if _, _, err := c.forTenant(who, appliance.BudgetsRead, in.TenantID); err != nil {
 		return out, err
 	}
-	out.Items = []appliance.Budget{}
+	if err := in.Page.Validate(); err != nil {
+		return out, err
+	}
 	err = c.Store.Read(ctx, func(tx *store.Tx) error {
 		rows, err := tx.BudgetsOf(in.TenantID)
-		for _, b := range rows {
+		if err != nil {
+			return err
+		}
+		budgets := make([]appliance.Budget, len(rows))
+		for i, b := range rows {
 			if b.Spent, err = c.spent(tx, b.TenantID, b.Period); err != nil {
 				return err
 			}
-			out.Items = append(out.Items, b.Budget)
+			budgets[i] = b.Budget
 		}
-		return err
+		out = pageOf(budgets, in.Page, func(b appliance.Budget) string { return string(b.Period) })
+		return nil
 	})
 	return out, err
 }

@@ -251,6 +251,15 @@ func policyFacts(p appliance.Pool, kind appliance.SiteKind) plan.PolicyContext {
 // Attestors are the ids of the attestors that may admit machines.
 var Attestors = []string{"join-token", "x509pop", "tpm"}
 
+// pageOf cuts a page out of a short list that is read whole, in order of key.
+func pageOf[T any](items []T, page appliance.Page, key func(T) string) appliance.List[T] {
+	after := slices.IndexFunc(items, func(v T) bool { return key(v) > page.Cursor })
+	if after < 0 {
+		return appliance.List[T]{Items: []T{}}
+	}
+	return store.Page(items[after:], page.Size(), key)
+}
+
 // topicSpecs is touched when the NodeSpecs of a pool may have to change.
 const topicSpecs = "specs"
 

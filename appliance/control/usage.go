@@ -172,8 +172,12 @@ func (c *Control) ListRates(ctx context.Context, who appliance.Caller, in applia
 	if _, _, err := c.forTenant(who, appliance.RatesRead, in.TenantID); err != nil {
 		return out, err
 	}
+	if err := in.Page.Validate(); err != nil {
+		return out, err
+	}
 	err = c.Store.Read(ctx, func(tx *store.Tx) error {
-		out.Items, err = tx.RatesOf(in.TenantID)
+		all, err := tx.RatesOf(in.TenantID)
+		out = pageOf(all, in.Page, func(r appliance.Rate) string { return r.Meter })
 		return err
 	})
 	return out, err
