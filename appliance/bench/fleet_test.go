@@ -323,15 +323,7 @@ func dialAll(t testing.TB, socket string, n int) []*wireClient {
 	return out
 }
 
-// call posts a verb and wants 200.
-func (c *wireClient) call(key, verb string, in any, out any) error {
-	body, err := json.Marshal(in)
-	if err != nil {
-		return err
-	}
-	return c.callRaw(key, verb, body, out)
-}
-
+// callRaw posts a verb and wants 200.
 func (c *wireClient) callRaw(key, verb string, body []byte, out any) error {
 	status, answer, err := c.post("/v1/"+verb, key, body)
 	if err != nil {

@@ -251,11 +251,10 @@ func refuse(t *testing.T, p *person, method string, in any, code appliance.Code,
 }
 
 type (
-	pools        = appliance.List[appliance.Pool]
-	events       = appliance.List[appliance.Event]
-	nodes        = appliance.List[appliance.Node]
-	quotas       = appliance.List[appliance.Quota]
-	reservations = appliance.List[appliance.Reservation]
+	pools  = appliance.List[appliance.Pool]
+	events = appliance.List[appliance.Event]
+	nodes  = appliance.List[appliance.Node]
+	quotas = appliance.List[appliance.Quota]
 )
 
 // eventsOf reads everything a tenant may read behind a sequence number.

@@ -41,8 +41,7 @@ func inputs(t *testing.T, p *person) (schemas map[string]schema, examples map[st
 	if err := json.Unmarshal(body, &doc); err != nil {
 		t.Fatal(err)
 	}
-	var resolve func(s schema) schema
-	resolve = func(s schema) schema {
+	resolve := func(s schema) schema {
 		if name, ok := strings.CutPrefix(s.Ref, "#/components/schemas/"); ok {
 			s = doc.Components.Schemas[name]
 		}

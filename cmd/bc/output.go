@@ -206,11 +206,6 @@ func (p *printer) until(t *appliance.Time) string {
 	return "in " + spanText(d)
 }
 
-// age is how long something has been.
-func (p *printer) age(t appliance.Time) string {
-	return spanText(max(0, p.now.Sub(t.Time)))
-}
-
 // spanText writes a duration in one or two units: 45s, 7m, 7h30m, 12h, 3d4h, 20d.
 func spanText(d time.Duration) string {
 	const day = 24 * time.Hour
