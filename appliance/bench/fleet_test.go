@@ -271,17 +271,23 @@ func (c *wireClient) read() (status int, body []byte, err error) {
 // run is what a number of clients did together.
 type result struct {
 	took  time.Duration
+	cpu   time.Duration   // of this process, clients included
 	times []time.Duration // of each request, sorted
 }
 
 // add takes another run in.
 func (r *result) add(o result) {
 	r.took += o.took
+	r.cpu += o.cpu
 	r.times = append(r.times, o.times...)
 	slices.Sort(r.times)
 }
 
 func (r result) rate() float64 { return float64(len(r.times)) / r.took.Seconds() }
+
+// each is the CPU time of one request. It says more than a rate where others
+// use the machine too.
+func (r result) each() time.Duration { return r.cpu / time.Duration(len(r.times)) }
 
 func (r result) at(share float64) time.Duration {
 	return r.times[min(len(r.times)-1, int(share*float64(len(r.times))))]
@@ -293,7 +299,7 @@ func load(t testing.TB, clients []*wireClient, requests int, do func(c *wireClie
 	var next atomic.Int64
 	times := make([][]time.Duration, len(clients))
 	var all sync.WaitGroup
-	start := time.Now()
+	start, cpu := time.Now(), ownCPU()
 	for n, c := range clients {
 		all.Go(func() {
 			for i := int(next.Add(1)) - 1; i < requests; i = int(next.Add(1)) - 1 {
@@ -307,7 +313,7 @@ func load(t testing.TB, clients []*wireClient, requests int, do func(c *wireClie
 		})
 	}
 	all.Wait()
-	r := result{took: time.Since(start), times: slices.Concat(times...)}
+	r := result{took: time.Since(start), cpu: ownCPU() - cpu, times: slices.Concat(times...)}
 	slices.Sort(r.times)
 	if t.Failed() {
 		t.FailNow()

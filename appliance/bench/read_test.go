@@ -34,20 +34,21 @@ func TestRead(t *testing.T) {
 	get := func(c *wireClient, i int) error {
 		return c.callRaw(f.key, "reservations.get", refBody(ids[i%len(ids)]), nil)
 	}
-	var rate, bareRate, over, replay []float64
+	var rate, bareRate, over, replay, cpu, again []float64
 	for range *rounds {
 		b := load(t, theirs, n, func(c *wireClient, i int) error {
 			return c.callRaw("", "reservations.get", refBody(fmt.Sprintf("res_%026d", 1+i%500)), nil)
 		})
 		r := load(t, ours, n, get)
-		again := load(t, ours, n, func(c *wireClient, i int) error {
+		repeats := load(t, ours, n, func(c *wireClient, i int) error {
 			return c.callRaw(f.key, "reservations.create", createBody(f, fmt.Sprintf(`,"idempotencyKey":"k%d"`, i%len(ids))), nil)
 		})
 		rate, bareRate = append(rate, r.rate()), append(bareRate, b.rate())
-		over, replay = append(over, r.rate()/b.rate()), append(replay, again.rate()/r.rate())
+		over, replay = append(over, r.rate()/b.rate()), append(replay, repeats.rate()/r.rate())
+		cpu, again = append(cpu, float64(b.each())/float64(r.each())), append(again, float64(r.each())/float64(repeats.each()))
 	}
-	report(t, "read of one reservation, 8 clients", "%.0f/s; %.2f × bare chi with one row (%.0f/s)", median(rate), median(over), median(bareRate))
-	report(t, "repeated create under its idempotency key", "%.2f × that read", median(replay))
+	report(t, "read of one reservation, 8 clients", "%.0f/s; %.2f × bare chi with one row (%.0f/s), by CPU time %.2f ×", median(rate), median(over), median(bareRate), median(cpu))
+	report(t, "repeated create under its idempotency key", "%.2f × that read, by CPU time %.2f ×", median(replay), median(again))
 	readsBesideWrites(t, f, ours, get)
 }
 
@@ -120,7 +121,7 @@ func TestScale(t *testing.T) {
 	small.serve(t)
 	s := large.serve(t)
 	few, many := dialAll(t, small.socket(), 64), dialAll(t, large.socket(), 64)
-	var share []float64
+	var share, cpu []float64
 	creates(t, small, few, 700)
 	creates(t, large, many, 700)
 	for range *rounds {
@@ -129,9 +130,9 @@ func TestScale(t *testing.T) {
 			a.add(creates(t, small, few, 700))
 			b.add(creates(t, large, many, 700))
 		}
-		share = append(share, b.rate()/a.rate())
+		share, cpu = append(share, b.rate()/a.rate()), append(cpu, float64(a.each())/float64(b.each()))
 	}
-	report(t, "creates at 10,000 nodes against 100, 64 clients", "%.2f ×", median(share))
+	report(t, "creates at 10,000 nodes against 100, 64 clients", "%.2f ×, by CPU time %.2f ×", median(share), median(cpu))
 
 	var beats []float64
 	beat := fmt.Appendf(nil, `{"nodeId":%q,"inventoryHash":"1","generation":1,"bindings":[]}`, large.node)
