@@ -130,7 +130,7 @@ func keptByAll(s Scene) []string {
 func inPlace(s Scene, unit string, tokens []string) []string {
 	var all []string
 	for _, kind := range wire.UnitKinds {
-		if name := Name(kind); name == unit {
+		if name := string(kind); name == unit {
 			all = append(all, tokens...)
 		} else {
 			all = append(all, s.Arguments[name].Tokens...)

@@ -178,11 +178,11 @@ func planIsolate(s Scene, want string) Plan {
 		}
 		tokens = []string{"isolcpus=domain,managed_irq," + cpus.String()}
 	}
-	_, kept := s.Arguments[Name(wire.UnitCPU)]
+	_, kept := s.Arguments[string(wire.UnitCPU)]
 	if want != "" && !kept && isolated.Equal(cpus) {
 		return p // by other means, such as a cpuset partition
 	}
-	a := planArguments(s, Name(wire.UnitCPU), tokens)
+	a := planArguments(s, string(wire.UnitCPU), tokens)
 	p.Steps, p.State, p.Reason = a.steps, a.state, a.reason
 	if p.State != wire.InSync || len(p.Steps) > 0 || want == "" {
 		return p
@@ -226,5 +226,5 @@ func cannotIsolate(root *host.Root, cpus wire.CPUSet) string {
 }
 
 func (cpu) Remove(s Scene) []Step {
-	return append(undoKernel(s, func(string) bool { return false }), planArguments(s, Name(wire.UnitCPU), nil).steps...)
+	return append(undoKernel(s, func(string) bool { return false }), planArguments(s, string(wire.UnitCPU), nil).steps...)
 }

@@ -224,7 +224,7 @@ func TestPowerCapLostWithTheDriverIsSetAgain(t *testing.T) {
 	}
 	b := newGPUBench(t, "dgx-h100")
 	b.nvml.Set(5, "power-limit-mw", "650000")
-	want := units(t, `{"gpuSettings":{"powerLimitWatts":450}}`)
+	want := units(t, `{"gpu-settings":{"powerLimitWatts":450}}`)
 	wantStatus(t, b.sync(want), wire.InSync, "got: 450 W")
 
 	b.nvml.Reload()
@@ -256,7 +256,7 @@ func TestFaultyGPUDoesNotKeepTheOthersFromTheirCap(t *testing.T) {
 	b := newGPUBench(t, "l40s-4")
 	const set = "error.nvmlDeviceSetPowerManagementLimit"
 	b.nvml.Set(0, set, "unknown")
-	want := units(t, `{"gpuSettings":{"powerLimitWatts":200}}`)
+	want := units(t, `{"gpu-settings":{"powerLimitWatts":200}}`)
 	wantStatus(t, b.sync(want), wire.Failed, b.uuids[0], "unknown error (NVML 999)")
 	b.now = b.now.Add(time.Minute)
 	wantStatus(t, b.sync(want), wire.Failed)
@@ -286,7 +286,7 @@ func TestECCThatARebootDidNotBringIsAFailure(t *testing.T) {
 		return
 	}
 	b := newGPUBench(t, "l40s-4")
-	want := units(t, `{"gpuSettings":{"ecc":false}}`)
+	want := units(t, `{"gpu-settings":{"ecc":false}}`)
 	wantStatus(t, b.sync(want), wire.PendingReboot)
 	b.Reboot() // and nothing reset the GPUs
 	b.now = b.now.Add(time.Minute)
@@ -298,7 +298,7 @@ func TestDriverThatGoesAwayIsNoReasonToForget(t *testing.T) {
 		return
 	}
 	b := newGPUBench(t, "l40s-4")
-	want := units(t, `{"gpuSettings":{"powerLimitWatts":200}}`)
+	want := units(t, `{"gpu-settings":{"powerLimitWatts":200}}`)
 	wantStatus(t, b.sync(want), wire.InSync)
 	b.nvml.Fail("driver_not_loaded")
 	b.nvml.Die("driver_not_loaded")
@@ -326,7 +326,7 @@ func TestLayoutWaitsForEachGPUAndThenIsMade(t *testing.T) {
 	b.nvml.Set(1, "process.4711", "compute 100 9 0")
 	b.Put("/proc/4711/comm", "python3")
 	before := b.has(t, 0)
-	want := units(t, `{"migLayout":{"layout":"7g.80gb"}}`)
+	want := units(t, `{"mig-layout":{"layout":"7g.80gb"}}`)
 	want.MIGLayout.Hold = []string{b.uuids[2]}
 	wantStatus(t, b.sync(want), wire.PendingIdle, "a booking", "process 4711 (python3)")
 	for i := range b.uuids {
@@ -359,9 +359,9 @@ func TestInstancesComeBackAfterAReboot(t *testing.T) {
 		return
 	}
 	b := newGPUBench(t, "h100-mig")
-	b.sync(units(t, `{"migLayout":{"layout":"all-3g.40gb"}}`))
+	b.sync(units(t, `{"mig-layout":{"layout":"all-3g.40gb"}}`))
 	b.held = b.uuids // all booked since
-	b.sync(units(t, `{"migLayout":{"layout":"all-3g.40gb"}}`))
+	b.sync(units(t, `{"mig-layout":{"layout":"all-3g.40gb"}}`))
 	before := b.devices(t)
 	b.reboot()
 	if got := b.has(t, 4); got != "" {
@@ -397,7 +397,7 @@ func TestLayoutThatWasThereAlreadyComesBackForItsBookings(t *testing.T) {
 		return
 	}
 	b := newGPUBench(t, "h100-mig")
-	want := units(t, `{"migLayout":{"layout":"all-1g.10gb"}}`)
+	want := units(t, `{"mig-layout":{"layout":"all-1g.10gb"}}`)
 	before := b.devices(t)
 	wantStatus(t, b.sync(want), wire.InSync)
 	if diff := cmp.Diff(before, b.devices(t)); diff != "" {
@@ -417,7 +417,7 @@ func TestGPUThatCannotBeCutIsLeftEmptyAndTheOthersAreCut(t *testing.T) {
 	}
 	b := newGPUBench(t, "h100-mig")
 	b.nvml.Set(2, "error.nvmlDeviceCreateGpuInstanceWithPlacement", "insufficient_resources")
-	want := units(t, `{"migLayout":{"layout":"3g.40gb,4x1g.10gb"}}`)
+	want := units(t, `{"mig-layout":{"layout":"3g.40gb,4x1g.10gb"}}`)
 	made := "1g.10gb@0 1g.10gb@1 1g.10gb@2 1g.10gb@3 3g.40gb@4"
 	failed := b.sync(want)
 	wantStatus(t, failed, wire.Failed, b.nvml.Get(2, "pci"), "insufficient resources", "left without instances")
@@ -476,7 +476,7 @@ func TestFailureHalfWayLeavesNoHalfLayout(t *testing.T) {
 	b := newGPUBench(t, "h100-mig")
 	b.nvml.SetMachine("devices", "1")
 	b.nvml.SetMachine("delay-ms", "2") // so that there is a way to be half-way on
-	want := units(t, `{"migLayout":{"layout":"3g.40gb,4x1g.10gb"}}`)
+	want := units(t, `{"mig-layout":{"layout":"3g.40gb,4x1g.10gb"}}`)
 	done := make(chan []wire.UnitStatus, 1)
 	go func() { done <- b.sync(want) }()
 	b.until(t, firstMade)
@@ -503,7 +503,7 @@ func TestKilledHalfWayTheNextRunEndsIt(t *testing.T) {
 	b.nvml.SetMachine("devices", "1")
 	before := b.has(t, 0)
 	b.nvml.SetMachine("delay-ms", "2")
-	const text = `{"migLayout":{"layout":"3g.40gb,4x1g.10gb"}}`
+	const text = `{"mig-layout":{"layout":"3g.40gb,4x1g.10gb"}}`
 	for name, moment := range map[string]func(string) bool{
 		"cleared": func(state string) bool {
 			return strings.Contains(state, "device 0 gi.7 -") && strings.Contains(state, "device 0 gi.13 -")
@@ -551,7 +551,7 @@ func TestGPUFoundInUseIsTriedAgain(t *testing.T) {
 	if err := os.Symlink("/dev/nvidia0", filepath.Join(b.Dir(), "proc/812/fd/9")); err != nil {
 		t.Fatal(err)
 	}
-	want := units(t, `{"migLayout":{"layout":"all-1g.10gb"}}`)
+	want := units(t, `{"mig-layout":{"layout":"all-1g.10gb"}}`)
 	wantStatus(t, b.sync(want), wire.PendingIdle, "process 812 (nv-hostengine)")
 	b.nvml.Set(0, "error.nvmlDeviceSetMigMode", "-")
 	b.now = b.now.Add(30 * time.Second)
@@ -566,7 +566,7 @@ func TestModeThatARebootDidNotBringIsAFailure(t *testing.T) {
 		return
 	}
 	b := newGPUBench(t, "dgx-a100")
-	want := units(t, `{"migLayout":{"layout":"all-1g.10gb"}}`)
+	want := units(t, `{"mig-layout":{"layout":"all-1g.10gb"}}`)
 	wantStatus(t, b.sync(want), wire.PendingReboot)
 	b.Reboot() // and nothing reset the GPUs
 	b.now = b.now.Add(time.Minute)
@@ -580,7 +580,7 @@ func TestMPSDaemonFollowsItsReplicasAndItsGPU(t *testing.T) {
 	b := newGPUBench(t, "l40s-4")
 	b.installMPS()
 	b.held = b.uuids[1:]
-	ten, five := units(t, `{"gpuSharing":{"mode":"mps","replicas":10}}`), units(t, `{"gpuSharing":{"mode":"mps","replicas":5}}`)
+	ten, five := units(t, `{"gpu-sharing":{"mode":"mps","replicas":10}}`), units(t, `{"gpu-sharing":{"mode":"mps","replicas":5}}`)
 	start := "systemctl restart bc-mps@" + b.uuids[0] + ".service"
 	ran := func(want ...string) {
 		t.Helper()
@@ -624,10 +624,10 @@ func TestMPSDaemonFollowsItsReplicasAndItsGPU(t *testing.T) {
 		t.Errorf("compute mode %s beside a daemon that still runs", got)
 	}
 	// To time slices, when the client has ended.
-	b.sync(units(t, `{"gpuSharing":{"mode":"timeslice","replicas":4}}`))
+	b.sync(units(t, `{"gpu-sharing":{"mode":"timeslice","replicas":4}}`))
 	ran()
 	b.nvml.Set(0, "process.901", "-")
 	b.held = nil
-	wantStatus(t, b.sync(units(t, `{"gpuSharing":{"mode":"timeslice","replicas":4}}`)), wire.InSync, "compute mode default")
+	wantStatus(t, b.sync(units(t, `{"gpu-sharing":{"mode":"timeslice","replicas":4}}`)), wire.InSync, "compute mode default")
 	ran("systemctl stop bc-mps@" + b.uuids[0] + ".service")
 }

@@ -101,14 +101,14 @@ func (hugepages) Plan(s Scene) Plan {
 // 1 GiB there are rarely enough in one piece once a machine has run for a while.
 // Arguments that are kept stay, so that every boot brings the pages.
 func planPageArguments(s Scene, want *wire.Hugepages, pools []pool, p *Plan) {
-	_, kept := s.Arguments[Name(wire.UnitHugepages)]
+	_, kept := s.Arguments[string(wire.UnitHugepages)]
 	short := p.State == wire.Partial && !slices.ContainsFunc(pools, func(q pool) bool { return q.pages() > q.wanted })
 	tried := len(p.Steps) == 0 || !slices.ContainsFunc(p.Steps, func(step Step) bool { return !step.Again })
 	var tokens []string
 	if want.SizeKiB == wire.Hugepage1GiKiB && want.Count > 0 && (kept || short && tried) {
 		tokens = pageArguments(s.Machine.Root, want, pools)
 	}
-	a := planArguments(s, Name(wire.UnitHugepages), tokens)
+	a := planArguments(s, string(wire.UnitHugepages), tokens)
 	p.Steps = append(p.Steps, a.steps...)
 	switch {
 	case len(tokens) == 0 || p.State == wire.Conflict:
@@ -186,7 +186,7 @@ func planPool(s Scene, q pool, p *Plan) {
 }
 
 func (hugepages) Remove(s Scene) []Step {
-	return append(undoPools(s, func(string) bool { return false }), planArguments(s, Name(wire.UnitHugepages), nil).steps...)
+	return append(undoPools(s, func(string) bool { return false }), planArguments(s, string(wire.UnitHugepages), nil).steps...)
 }
 
 // undoPools is undoKernel for pools, which shrink no further than their use.

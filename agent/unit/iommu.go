@@ -65,7 +65,7 @@ func (iommu) Plan(s Scene) Plan {
 	root := s.Machine.Root
 	seen := seeIOMMU(root)
 	p := Plan{State: wire.InSync, Wanted: "passed through", Got: seen.String()}
-	_, kept := s.Arguments[Name(wire.UnitIOMMU)]
+	_, kept := s.Arguments[string(wire.UnitIOMMU)]
 	tokens := iommuArguments(root)
 	switch {
 	case !s.Want.IOMMU.Passthrough:
@@ -86,7 +86,7 @@ func (iommu) Plan(s Scene) Plan {
 		p.State, p.Reason = wire.Unsupported, "this host runs confidential guests (SEV-SNP), which need the IOMMU not to be passed through"
 		return p
 	}
-	a := planArguments(s, Name(wire.UnitIOMMU), tokens)
+	a := planArguments(s, string(wire.UnitIOMMU), tokens)
 	p.Steps, p.State, p.Reason = a.steps, a.state, a.reason
 	if p.State != wire.InSync || len(p.Steps) > 0 || len(tokens) == 0 {
 		return p
@@ -100,7 +100,7 @@ func (iommu) Plan(s Scene) Plan {
 	return p
 }
 
-func (iommu) Remove(s Scene) []Step { return planArguments(s, Name(wire.UnitIOMMU), nil).steps }
+func (iommu) Remove(s Scene) []Step { return planArguments(s, string(wire.UnitIOMMU), nil).steps }
 
 // noIOMMU reports whether the firmware's tables are there to be looked at and
 // describe no IOMMU: DMAR is Intel's, IVRS AMD's, IORT Arm's.

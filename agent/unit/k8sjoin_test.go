@@ -71,10 +71,10 @@ func TestClusterIsToldAndNeverTouched(t *testing.T) {
 			if !c.stopped {
 				b.Active("kubelet.service")
 			}
-			want := units(t, `{"k8sJoin":{"apiServer":"https://10.0.0.1:6443","caCertSha256":"`+hash+`","tokenRef":"secret"`+c.extra+`}}`)
+			want := units(t, `{"k8s-join":{"apiServer":"https://10.0.0.1:6443","caCertSha256":"`+hash+`","tokenRef":"secret"`+c.extra+`}}`)
 			before := b.Files(t)
 			text := lines(b.sync(want))
-			if !strings.HasPrefix(text, "k8sJoin "+string(c.want)) || !strings.Contains(text, c.words) {
+			if !strings.HasPrefix(text, "k8s-join "+string(c.want)) || !strings.Contains(text, c.words) {
 				t.Errorf("got %s", text)
 			}
 			b.sync(wire.Units{})

@@ -168,7 +168,7 @@ func planOptions(s Scene, want *wire.KernelModules, p *Plan) {
 	if !planInitramfs(s, file, early, p) {
 		return
 	}
-	a := planArguments(s, Name(wire.UnitKernelModules), tokens)
+	a := planArguments(s, string(wire.UnitKernelModules), tokens)
 	p.Steps = append(p.Steps, a.steps...)
 	if a.state != wire.InSync {
 		p.State, p.Reason = a.state, a.reason
@@ -266,7 +266,7 @@ func (kernelModules) Remove(s Scene) []Step {
 	}
 	p := Plan{Steps: steps}
 	planInitramfs(s, "", nil, &p)
-	return append(p.Steps, planArguments(s, Name(wire.UnitKernelModules), nil).steps...)
+	return append(p.Steps, planArguments(s, string(wire.UnitKernelModules), nil).steps...)
 }
 
 // explain adds to what a program said what it means, where that is known.

@@ -27,7 +27,7 @@ func treeRunner(t *testing.T, tree, state string) *unit.Runner {
 	}
 }
 
-const killedUnits = `{"kernelModules":{"options":{"vfio_pci":"disable_idle_d3=1"}},"hugepages":{"sizeKiB":2048,"count":100,"perNuma":true},"cpu":{"governor":"performance"}}`
+const killedUnits = `{"kernel-modules":{"options":{"vfio_pci":"disable_idle_d3=1"}},"hugepages":{"sizeKiB":2048,"count":100,"perNuma":true},"cpu":{"governor":"performance"}}`
 
 // A process that applies and removes for ever is killed, at ever later moments.
 // The next one brings the machine where it belongs, and back to where it was.

@@ -142,7 +142,7 @@ func TestInsideMPS(t *testing.T) {
 	uuid := r.GPUs.States(t.Context()).GPUs[0].UUID
 	service := "bc-mps@" + uuid + ".service"
 
-	wantStatus(t, sync(`{"gpuSharing":{"mode":"mps","replicas":10}}`), wire.InSync, "MPS daemon")
+	wantStatus(t, sync(`{"gpu-sharing":{"mode":"mps","replicas":10}}`), wire.InSync, "MPS daemon")
 	modes("exclusiveProcess")
 	heard, _ := root.String("/var/log/better-compute-mps/" + uuid + "/heard")
 	want := "devices " + uuid + "\nset_default_active_thread_percentage 10\nset_default_device_pinned_mem_limit 0 4606M"
@@ -164,7 +164,7 @@ func TestInsideMPS(t *testing.T) {
 	if heard, _ := root.String("/var/log/better-compute-mps/" + uuid + "/heard"); heard != want+"\n"+want {
 		t.Errorf("the daemon that came back heard %q", heard)
 	}
-	wantStatus(t, sync(`{"gpuSharing":{"mode":"mps","replicas":10}}`), wire.InSync)
+	wantStatus(t, sync(`{"gpu-sharing":{"mode":"mps","replicas":10}}`), wire.InSync)
 
 	// Nothing of it is left when it is no longer wanted.
 	sync(`{}`)
@@ -180,7 +180,7 @@ func TestInsideMPS(t *testing.T) {
 	if err := os.WriteFile("/root/broken", nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	wantStatus(t, sync(`{"gpuSharing":{"mode":"mps","replicas":10}}`), wire.Failed, service)
+	wantStatus(t, sync(`{"gpu-sharing":{"mode":"mps","replicas":10}}`), wire.Failed, service)
 	systemctl(t, "stop", "bc-mps@*.service") // systemd goes on trying
 	modes("default")
 }

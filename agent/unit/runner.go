@@ -102,7 +102,7 @@ func (r *Runner) Sync(ctx context.Context, spec wire.NodeSpec) []wire.UnitStatus
 		if wanted {
 			out = append(out, status)
 		} else if status.State == wire.Failed || status.State == wire.Conflict {
-			r.Log.Warn("a unit that is no longer wanted is not undone yet", "unit", Name(kind), "why", status.Reason)
+			r.Log.Warn("a unit that is no longer wanted is not undone yet", "unit", string(kind), "why", status.Reason)
 		}
 	}
 	return out
@@ -121,7 +121,7 @@ func held(bindings []wire.Binding) []string {
 
 // touched reports whether a unit was applied here before.
 func (r *Runner) touched(kind wire.UnitKind) bool {
-	name := Name(kind)
+	name := string(kind)
 	var d Desired
 	known, err := r.Ledger.Load(host.Desired, name, &d)
 	var p host.Prior
@@ -130,7 +130,7 @@ func (r *Runner) touched(kind wire.UnitKind) bool {
 }
 
 func (r *Runner) sync(ctx context.Context, kind wire.UnitKind, d Desired) wire.UnitStatus {
-	name := Name(kind)
+	name := string(kind)
 	if r.known(kind) == nil {
 		return r.stamp(wire.UnitStatus{Kind: kind, State: wire.Unsupported, Reason: "this version of the agent does not apply " + name})
 	}
@@ -199,7 +199,7 @@ func summary(p Plan) string {
 func (r *Runner) Preview(kind wire.UnitKind, d Desired) (Plan, error) {
 	u := r.known(kind)
 	if u == nil {
-		return Plan{State: wire.Unsupported, Reason: "this version of the agent does not apply " + Name(kind)}, nil
+		return Plan{State: wire.Unsupported, Reason: "this version of the agent does not apply " + string(kind)}, nil
 	}
 	if err := d.Units.Validate(); err != nil {
 		return Plan{State: wire.Failed, Reason: err.Error()}, nil
@@ -227,7 +227,7 @@ func (r *Runner) scene(kind wire.UnitKind, d Desired) (Scene, error) {
 		if _, err := r.Ledger.Load(host.Priors, name, &p); err != nil {
 			return s, err
 		}
-		if name == Name(kind) {
+		if name == string(kind) {
 			s.Prior = p
 		}
 		if p.Arguments != nil {
@@ -257,7 +257,7 @@ func (r *Runner) want(ctx context.Context, name string, d Desired) error {
 // over it.
 func (r *Runner) settled(kind wire.UnitKind, d Desired) (wire.UnitStatus, bool) {
 	var last Result
-	known, err := r.Ledger.Load(host.Results, Name(kind), &last)
+	known, err := r.Ledger.Load(host.Results, string(kind), &last)
 	if err != nil || !known || last.Desired != d.hash() || last.BootID != r.Machine.BootID() || last.Generation != d.Generation {
 		return wire.UnitStatus{}, false
 	}
@@ -287,7 +287,7 @@ func (r *Runner) byService(ctx context.Context, kind wire.UnitKind, d Desired) (
 		return wire.UnitStatus{}, true
 	}
 	var result Result
-	if known, readErr := r.Ledger.Load(host.Results, Name(kind), &result); readErr != nil || !known ||
+	if known, readErr := r.Ledger.Load(host.Results, string(kind), &result); readErr != nil || !known ||
 		result.Generation != d.Generation || result.Desired != d.hash() {
 		if err == nil {
 			err = fmt.Errorf("%s wrote no result; see journalctl -u %s", Service(kind), Service(kind))
@@ -302,10 +302,10 @@ func (r *Runner) byService(ctx context.Context, kind wire.UnitKind, d Desired) (
 // false if nothing is wanted of the unit and nothing is left to be undone.
 func (r *Runner) Apply(ctx context.Context, kind wire.UnitKind) (wire.UnitStatus, bool, error) {
 	if r.known(kind) == nil {
-		return wire.UnitStatus{}, false, fmt.Errorf("this version of the agent does not apply %s", Name(kind))
+		return wire.UnitStatus{}, false, fmt.Errorf("this version of the agent does not apply %s", string(kind))
 	}
 	var d Desired
-	known, err := r.Ledger.Load(host.Desired, Name(kind), &d)
+	known, err := r.Ledger.Load(host.Desired, string(kind), &d)
 	if err != nil {
 		return wire.UnitStatus{}, false, err
 	}
@@ -324,7 +324,7 @@ func (r *Runner) Remove(ctx context.Context, kind wire.UnitKind) (wire.UnitStatu
 		return wire.UnitStatus{}, false, nil
 	}
 	// Should not all be put back now, the next boot goes on with it.
-	if err := r.want(ctx, Name(kind), Desired{}); err != nil {
+	if err := r.want(ctx, string(kind), Desired{}); err != nil {
 		return wire.UnitStatus{}, true, err
 	}
 	status, err := r.apply(ctx, kind, Desired{})
@@ -336,7 +336,7 @@ func (r *Runner) Wanted() (wire.NodeSpec, error) {
 	var spec wire.NodeSpec
 	for _, kind := range wire.UnitKinds {
 		var d Desired
-		if _, err := r.Ledger.Load(host.Desired, Name(kind), &d); err != nil {
+		if _, err := r.Ledger.Load(host.Desired, string(kind), &d); err != nil {
 			return spec, err
 		}
 		spec.Generation = max(spec.Generation, d.Generation)
@@ -353,7 +353,7 @@ func (r *Runner) apply(ctx context.Context, kind wire.UnitKind, d Desired) (wire
 		return wire.UnitStatus{}, err
 	}
 	defer unlock()
-	name, now := Name(kind), r.Now().UTC().Truncate(time.Millisecond)
+	name, now := string(kind), r.Now().UTC().Truncate(time.Millisecond)
 	var last Result
 	if _, err := r.Ledger.Load(host.Results, name, &last); err != nil {
 		r.Log.Warn("the last result of a unit cannot be read", "unit", name, "err", err)
@@ -417,13 +417,13 @@ func (r *Runner) removed(name string, status wire.UnitStatus, err error) (wire.U
 // are left. It answers the last plan.
 func (r *Runner) rounds(ctx context.Context, kind wire.UnitKind, d Desired, plan Plan) (Plan, error) {
 	for round := 1; len(plan.Steps) > 0; round++ {
-		j, err := host.OpenJournal(r.Ledger, Name(kind), d.Generation, r.Machine.BootID(), r.Now)
+		j, err := host.OpenJournal(r.Ledger, string(kind), d.Generation, r.Machine.BootID(), r.Now)
 		if err != nil {
 			return plan, err
 		}
 		for _, s := range plan.Steps {
 			line, _, _ := strings.Cut(s.Change.String(), "\n")
-			r.Log.Info("change", "unit", Name(kind), "change", line)
+			r.Log.Info("change", "unit", string(kind), "change", line)
 		}
 		if err := host.Apply(ctx, r.Machine, j, changes(plan.Steps)); err != nil {
 			return plan, err

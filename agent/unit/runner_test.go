@@ -22,7 +22,7 @@ const (
 	node1G   = "/sys/devices/system/node/node1/hugepages/hugepages-1048576kB"
 	node0M   = "/sys/devices/system/node/node0/hugepages/hugepages-2048kB"
 	dropIn   = "/etc/default/grub.d/zz-better-compute.cfg"
-	allUnits = `{"kernelModules":{"load":["vfio-pci"],"options":{"loop":"max_loop=64"}},` +
+	allUnits = `{"kernel-modules":{"load":["vfio-pci"],"options":{"loop":"max_loop=64"}},` +
 		`"hugepages":{"sizeKiB":1048576,"count":8,"perNuma":true},"cpu":{"governor":"performance","isolate":"2-3"},"iommu":{"passthrough":true}}`
 )
 
@@ -343,7 +343,7 @@ func TestEditedFileIsLeftAlone(t *testing.T) {
 func TestFailingUnitStopsNoOther(t *testing.T) {
 	b := newBench(t, "debian-amd")
 	b.Fails("modprobe", "modprobe: ERROR: could not insert 'vfio_pci': Key was rejected by service")
-	want := units(t, `{"kernelModules":{"load":["vfio_pci"]},"cpu":{"governor":"performance"}}`)
+	want := units(t, `{"kernel-modules":{"load":["vfio_pci"]},"cpu":{"governor":"performance"}}`)
 	statuses := b.sync(want)
 	if statuses[0].State != wire.Failed || statuses[1].State != wire.InSync {
 		t.Errorf("%+v", statuses)

@@ -103,35 +103,14 @@ func (p Plan) Lines() string {
 	return b.String()
 }
 
-// names are the units' names in files, commands and systemd.
-var names = map[wire.UnitKind]string{
-	wire.UnitKernelModules: "kernel-modules",
-	wire.UnitHugepages:     "hugepages",
-	wire.UnitCPU:           "cpu",
-	wire.UnitIOMMU:         "iommu",
-	wire.UnitMIGLayout:     "mig-layout",
-	wire.UnitGPUSettings:   "gpu-settings",
-	wire.UnitGPUSharing:    "gpu-sharing",
-	wire.UnitK8sJoin:       "k8s-join",
-	wire.UnitTelemetry:     "telemetry",
-}
-
-// Name is a unit's name in files, commands and systemd: kernel-modules of
-// kernelModules.
-func Name(kind wire.UnitKind) string { return names[kind] }
-
-// KindOf finds the unit of a name. Both spellings are known.
+// KindOf finds the unit of a name.
 func KindOf(name string) (wire.UnitKind, bool) {
-	for kind, n := range names {
-		if n == name || string(kind) == name {
-			return kind, true
-		}
-	}
-	return "", false
+	kind := wire.UnitKind(name)
+	return kind, slices.Contains(wire.UnitKinds, kind)
 }
 
 // Service is the systemd unit that applies a unit at boot.
-func Service(kind wire.UnitKind) string { return "bc-" + Name(kind) + ".service" }
+func Service(kind wire.UnitKind) string { return "bc-" + string(kind) + ".service" }
 
 // known gives the units that this binary can apply.
 func (r *Runner) known(kind wire.UnitKind) Unit {

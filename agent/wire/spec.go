@@ -28,14 +28,14 @@ type Check struct {
 // Units are the config units of a node, at most one of each. An absent unit
 // means: put back what you changed.
 type Units struct {
-	KernelModules *KernelModules `json:"kernelModules,omitempty"`
+	KernelModules *KernelModules `json:"kernel-modules,omitempty"`
 	Hugepages     *Hugepages     `json:"hugepages,omitempty"`
 	CPU           *CPU           `json:"cpu,omitempty"`
 	IOMMU         *IOMMU         `json:"iommu,omitempty"`
-	GPUSettings   *GPUSettings   `json:"gpuSettings,omitempty"`
-	GPUSharing    *GPUSharing    `json:"gpuSharing,omitempty"`
-	MIGLayout     *MIGLayout     `json:"migLayout,omitempty"`
-	K8sJoin       *K8sJoin       `json:"k8sJoin,omitempty"`
+	GPUSettings   *GPUSettings   `json:"gpu-settings,omitempty"`
+	GPUSharing    *GPUSharing    `json:"gpu-sharing,omitempty"`
+	MIGLayout     *MIGLayout     `json:"mig-layout,omitempty"`
+	K8sJoin       *K8sJoin       `json:"k8s-join,omitempty"`
 	Telemetry     *Telemetry     `json:"telemetry,omitempty"`
 
 	// Unknown names the units this binary has no word for. The agent reports
@@ -64,21 +64,22 @@ func (u *Units) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// UnitKind names a config unit, as it stands in the NodeSpec.
+// UnitKind names a config unit, as it stands in the NodeSpec, in the API, and
+// behind bc- in systemd.
 type UnitKind string
 
 // The config units, in the order in which the agent applies them: modules
 // before what they bring, memory before its users, the GPU's mode before its
 // sharing, the cluster last.
 const (
-	UnitKernelModules UnitKind = "kernelModules"
+	UnitKernelModules UnitKind = "kernel-modules"
 	UnitHugepages     UnitKind = "hugepages"
 	UnitCPU           UnitKind = "cpu"
 	UnitIOMMU         UnitKind = "iommu"
-	UnitMIGLayout     UnitKind = "migLayout"
-	UnitGPUSettings   UnitKind = "gpuSettings"
-	UnitGPUSharing    UnitKind = "gpuSharing"
-	UnitK8sJoin       UnitKind = "k8sJoin"
+	UnitMIGLayout     UnitKind = "mig-layout"
+	UnitGPUSettings   UnitKind = "gpu-settings"
+	UnitGPUSharing    UnitKind = "gpu-sharing"
+	UnitK8sJoin       UnitKind = "k8s-join"
 	UnitTelemetry     UnitKind = "telemetry"
 )
 

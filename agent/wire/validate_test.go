@@ -29,13 +29,13 @@ func TestUnitsValidate(t *testing.T) {
 			Telemetry:     &Telemetry{OTLPEndpoint: "http://collector:4318", IntervalSeconds: 60},
 		}, ""},
 		{"page size", Units{Hugepages: &Hugepages{SizeKiB: 4, Count: 1}}, "hugepages: sizeKiB: 4 is not 2048 (2Mi) or 1048576 (1Gi)"},
-		{"sharing mode", Units{GPUSharing: &GPUSharing{Mode: "mig", Replicas: 4}}, `gpuSharing: mode: "mig" is not mps or timeslice`},
-		{"layout", Units{MIGLayout: &MIGLayout{}}, "migLayout: layout: has 0 characters, not 1 to 128"},
+		{"sharing mode", Units{GPUSharing: &GPUSharing{Mode: "mig", Replicas: 4}}, `gpu-sharing: mode: "mig" is not mps or timeslice`},
+		{"layout", Units{MIGLayout: &MIGLayout{}}, "mig-layout: layout: has 0 characters, not 1 to 128"},
 		{"endpoint", Units{Telemetry: &Telemetry{IntervalSeconds: 60}}, `telemetry: otlpEndpoint: "" is not an http or https URL`},
-		{"no join set", Units{K8sJoin: &K8sJoin{}}, `k8sJoin: apiServer: "" is not an https URL`},
+		{"no join set", Units{K8sJoin: &K8sJoin{}}, `k8s-join: apiServer: "" is not an https URL`},
 		{"overlapping stride", Units{CPU: &CPU{Isolate: "2-31:2/8,30"}}, `cpu: isolate: "2-31:2/8,30" does not ascend; write it as 2-3,10-11,18-19,26-27,30`},
 		{"in order of application", Units{CPU: &CPU{Isolate: "0"}, KernelModules: &KernelModules{Load: []string{"?"}}},
-			`kernelModules: load[0]: "?" is not a module name: 1 to 64 letters, digits, _ and -, not starting with -`},
+			`kernel-modules: load[0]: "?" is not a module name: 1 to 64 letters, digits, _ and -, not starting with -`},
 	} {
 		err := c.units.Validate()
 		got := ""

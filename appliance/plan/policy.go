@@ -207,6 +207,8 @@ func checkHostUnits(c PolicyContext, p appliance.Policy) error {
 // unitPath is where the policy says what a unit got wrong.
 func unitPath(e *wire.UnitError) string {
 	switch e.Kind {
+	case wire.UnitKernelModules:
+		return "kernelModules." + e.Field
 	case wire.UnitHugepages:
 		return "hugepages." + strings.Replace(e.Field, "sizeKiB", "size", 1)
 	case wire.UnitGPUSettings:

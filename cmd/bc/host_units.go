@@ -85,7 +85,7 @@ func hostUnits(c *cli.Context) error {
 	}
 	var list []hostUnit
 	for _, kind := range wire.UnitKinds {
-		name := unit.Name(kind)
+		name := string(kind)
 		var d unit.Desired
 		known, err := l.Load(host.Desired, name, &d)
 		if err != nil {
@@ -178,7 +178,7 @@ func hostPlan(c *cli.Context) error {
 }
 
 func planData(kind wire.UnitKind, up unit.Plan) unitPlan {
-	out := unitPlan{Unit: unit.Name(kind), State: up.State, Wanted: up.Wanted, Got: up.Got, Reason: up.Reason, Steps: []planStep{}}
+	out := unitPlan{Unit: string(kind), State: up.State, Wanted: up.Wanted, Got: up.Got, Reason: up.Reason, Steps: []planStep{}}
 	for i, s := range slices.Concat(up.Steps, up.Later) {
 		out.Steps = append(out.Steps, planStep{Change: s.Change.String(), Needs: string(s.Needs), Undo: s.Undo, Later: i >= len(up.Steps)})
 	}
@@ -187,7 +187,7 @@ func planData(kind wire.UnitKind, up unit.Plan) unitPlan {
 
 func planText(kind wire.UnitKind, up unit.Plan) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s: wanted %s", unit.Name(kind), up.Wanted)
+	fmt.Fprintf(&b, "%s: wanted %s", string(kind), up.Wanted)
 	if up.Got != "" {
 		fmt.Fprintf(&b, "; now %s", up.Got)
 	}
@@ -263,7 +263,7 @@ func hostHistory(c *cli.Context) error {
 		if !ok {
 			return usagef("there is no unit %q, only %s", name, either(unitNames()))
 		}
-		events = slices.DeleteFunc(events, func(e host.Event) bool { return e.Unit != unit.Name(kind) })
+		events = slices.DeleteFunc(events, func(e host.Event) bool { return e.Unit != string(kind) })
 	}
 	return items(p, events, func(e host.Event) string { return e.Change }, "The agent has changed nothing on this machine.", func(list []host.Event) *table {
 		return newTable(list,
@@ -290,7 +290,7 @@ func hostRestore(c *cli.Context) error {
 		if err != nil {
 			return err
 		}
-		kinds, what = []wire.UnitKind{kind}, "what the unit "+unit.Name(kind)+" has changed"
+		kinds, what = []wire.UnitKind{kind}, "what the unit "+string(kind)+" has changed"
 	} else if err := noArguments(c); err != nil {
 		return err
 	}
@@ -310,11 +310,11 @@ func hostRestore(c *cli.Context) error {
 		case !touched:
 		case status.State == wire.Failed || status.State == wire.Conflict:
 			failed = true
-			fmt.Fprintf(os.Stderr, "%s: %s\n", unit.Name(kind), status.Reason)
+			fmt.Fprintf(os.Stderr, "%s: %s\n", string(kind), status.Reason)
 		case status.Reason != "":
-			fmt.Printf("%s: %s\n", unit.Name(kind), status.Reason)
+			fmt.Printf("%s: %s\n", string(kind), status.Reason)
 		default:
-			fmt.Printf("%s: put back\n", unit.Name(kind))
+			fmt.Printf("%s: put back\n", string(kind))
 		}
 	}
 	if failed {

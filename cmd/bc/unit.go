@@ -61,7 +61,7 @@ func theUnit(c *cli.Context) (wire.UnitKind, error) {
 func unitNames() []string {
 	var names []string
 	for _, kind := range wire.UnitKinds {
-		names = append(names, unit.Name(kind))
+		names = append(names, string(kind))
 	}
 	return names
 }
@@ -80,13 +80,13 @@ func unitApply(c *cli.Context) error {
 	case err != nil:
 		return err
 	case !any:
-		fmt.Printf("%s: nothing is wanted\n", unit.Name(kind))
+		fmt.Printf("%s: nothing is wanted\n", string(kind))
 		return nil
 	case status.State == "":
-		fmt.Printf("%s: removed\n", unit.Name(kind))
+		fmt.Printf("%s: removed\n", string(kind))
 		return nil
 	}
-	line := fmt.Sprintf("%s: %s", unit.Name(kind), status.State)
+	line := fmt.Sprintf("%s: %s", string(kind), status.State)
 	for _, part := range []struct{ label, text string }{{"wanted", status.Wanted}, {"got", status.Got}, {"why", status.Reason}} {
 		if part.text != "" {
 			line += "; " + part.label + ": " + part.text
