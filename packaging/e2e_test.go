@@ -93,13 +93,21 @@ func prepare() (string, error) {
 	)
 }
 
+// cache is where vm/ct keeps images and machines.
+func cache() string {
+	if dir := os.Getenv("BC_VM_CACHE"); dir != "" {
+		return dir
+	}
+	dir, err := os.UserCacheDir()
+	if err != nil {
+		dir = os.TempDir()
+	}
+	return filepath.Join(dir, "bc-vm")
+}
+
 // calculatorDeb fetches Debian's package once and keeps it with the images.
 func calculatorDeb() error {
-	cache, err := os.UserCacheDir()
-	if err != nil {
-		return err
-	}
-	dir := filepath.Join(cache, "bc-vm", "debs")
+	dir := filepath.Join(cache(), "debs")
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
@@ -145,6 +153,9 @@ func boot(t *testing.T, suite string) *machine {
 	t.Cleanup(func() {
 		if out, err := m.ct("stop", "--now"); err != nil {
 			t.Errorf("stop: %v\n%s", err, out)
+		}
+		if !t.Failed() { // else it is left to look at
+			os.RemoveAll(filepath.Join(cache(), "run", "ct-"+m.name))
 		}
 	})
 	if out, err := m.ct("start", "--bind-ro="+packages+":/packages"); err != nil {
