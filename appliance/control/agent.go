@@ -114,6 +114,9 @@ func (c *Control) admit(tx *store.Tx, who appliance.Caller, h wire.Hello, poolID
 	if p == nil || p.Archived {
 		return store.NodeRecord{}, trail{}, appliance.NoSuch("pool")
 	}
+	if p.Agent == appliance.AgentNone {
+		return store.NodeRecord{}, trail{}, appliance.Refuse(appliance.InvalidState, "poolId", "poolId: the machines of pool %s are reached through a provider's API; no agent joins it", poolLabel(p))
+	}
 	row := p.Authz(p.OwnerTenantID)
 	tr, err := c.may(who, appliance.NodesJoin, p.OwnerTenantID, &row, "")
 	if err != nil {

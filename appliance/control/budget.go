@@ -26,6 +26,9 @@ func (c *Control) SetBudget(ctx context.Context, who appliance.Caller, in applia
 		if below, err := tx.IsBelow(in.ForTenantID, in.TenantID); err != nil || !below {
 			return orNoTenant(err)
 		}
+		if t, _ := c.mem.tenant(in.ForTenantID); t.State == appliance.TenantDeleted {
+			return appliance.Refuse(appliance.InvalidState, "forTenantId", "forTenantId: tenant %s is deleted", t.ID)
+		}
 		before, err := tx.BudgetsOf(in.ForTenantID)
 		if err != nil {
 			return err

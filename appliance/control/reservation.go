@@ -21,7 +21,7 @@ func (c *Control) CreateReservation(ctx context.Context, who appliance.Caller, i
 		return there, err
 	}
 	err = c.write(ctx, who, appliance.ReservationsCreate, in.TenantID, in.PoolID, func(tx *store.Tx) error {
-		r, tr, p, err := c.admitReservation(who, in)
+		r, tr, p, err := c.askedReservation(who, in)
 		if err != nil {
 			return err
 		}
@@ -34,6 +34,9 @@ func (c *Control) CreateReservation(ctx context.Context, who appliance.Caller, i
 				out = there.Reservation
 				return sameAsked(there.Reservation, r, in.IdempotencyKey)
 			}
+		}
+		if err := c.admitReservation(p, in, &r); err != nil {
+			return err
 		}
 		if checksBudget(p, r.TenantID) {
 			if err := c.billingCheck(tx, r.TenantID); err != nil {
@@ -63,7 +66,7 @@ func (c *Control) repeated(ctx context.Context, who appliance.Caller, in applian
 	if in.IdempotencyKey == "" {
 		return out, false, nil
 	}
-	r, _, _, refused := c.admitReservation(who, in)
+	r, _, _, refused := c.askedReservation(who, in)
 	if refused != nil {
 		return out, false, nil
 	}
@@ -81,11 +84,10 @@ func (c *Control) repeated(ctx context.Context, who appliance.Caller, in applian
 	return out, found, nil
 }
 
-// admitReservation is everything that can be refused before quota: who asks,
-// what is asked, of which pool.
-func (c *Control) admitReservation(who appliance.Caller, in appliance.CreateReservation) (r appliance.Reservation, tr trail, p *pool, err error) {
-	t, err := c.inTenant(who, in.TenantID)
-	if err != nil {
+// askedReservation is what is asked, by whom and of which pool: what holds for a
+// repetition too, whatever has become of the pool or the time since.
+func (c *Control) askedReservation(who appliance.Caller, in appliance.CreateReservation) (r appliance.Reservation, tr trail, p *pool, err error) {
+	if _, err := c.inTenant(who, in.TenantID); err != nil {
 		return r, tr, nil, err
 	}
 	if err := in.Validate(); err != nil {
@@ -95,23 +97,10 @@ func (c *Control) admitReservation(who appliance.Caller, in appliance.CreateRese
 	if err != nil {
 		return r, tr, nil, err
 	}
-	if p.Archived {
-		return r, tr, nil, appliance.NoSuch("pool")
-	}
-	if t.State != appliance.TenantActive {
-		return r, tr, nil, appliance.Refuse(appliance.InvalidState, "tenantId", "tenantId: tenant %s is %s and takes no new reservations", t.ID, t.State)
-	}
-	if err := c.fitsPool(in, p); err != nil {
-		return r, tr, nil, err
-	}
-	at := c.now()
 	r = appliance.Reservation{
 		TenantID: in.TenantID, PoolID: p.ID, Name: in.Name, Labels: in.Labels, State: appliance.Pending,
 		Resources: in.Resources, Nodes: in.Nodes, Selector: in.Selector, Binding: in.Binding,
-		Booked: appliance.Amounts{}, Placements: []appliance.Placement{}, CreatedBy: who.ID, CreatedAt: at,
-	}
-	if r.ExpiresAt, err = endAt(in.Duration, in.ExpiresAt, at); err != nil {
-		return r, tr, nil, err
+		Booked: appliance.Amounts{}, Placements: []appliance.Placement{}, CreatedBy: who.ID, CreatedAt: c.now(),
 	}
 	if in.IdempotencyKey != "" {
 		r.ID = appliance.DeriveID(appliance.ReservationPrefix, in.TenantID, who.ID, in.IdempotencyKey)
@@ -119,6 +108,22 @@ func (c *Control) admitReservation(who appliance.Caller, in appliance.CreateRese
 		r.ID = c.newID(appliance.ReservationPrefix)
 	}
 	return r, tr, p, nil
+}
+
+// admitReservation is everything else that can be refused before budget and
+// quota, and sets the end.
+func (c *Control) admitReservation(p *pool, in appliance.CreateReservation, r *appliance.Reservation) (err error) {
+	if p.Archived {
+		return appliance.NoSuch("pool")
+	}
+	if t, _ := c.mem.tenant(in.TenantID); t.State != appliance.TenantActive {
+		return appliance.Refuse(appliance.InvalidState, "tenantId", "tenantId: tenant %s is %s and takes no new reservations", t.ID, t.State)
+	}
+	if err := c.fitsPool(in, p); err != nil {
+		return err
+	}
+	r.ExpiresAt, err = endAt(in.Duration, in.ExpiresAt, r.CreatedAt)
+	return err
 }
 
 // fitsPool refuses what the pool can never serve, whatever is free.
