@@ -35,7 +35,8 @@ func hold(t *testing.T, s *Store) (letGo func()) {
 	letGo = func() {
 		once.Do(func() {
 			close(release)
-			if err := <-ended; err != errHeld {
+			var tooLong *appliance.Error // the held write has waited as long as those behind it
+			if err := <-ended; err != errHeld && !(errors.As(err, &tooLong) && tooLong.Reason == "OutcomeUnknown") {
 				t.Error(err)
 			}
 		})
@@ -280,7 +281,7 @@ func TestAWriteWaitsNoLongerThanTheLimit(t *testing.T) {
 		return e.Reason
 	}
 	t.Run("not started", func(t *testing.T) {
-		s := openTest(t, Options{WriteWait: 20 * time.Millisecond})
+		s := openTest(t, Options{WriteWait: 300 * time.Millisecond})
 		letGo := hold(t, s)
 		if got := reason(s.Write(t.Context(), insert(1))); got != "NotStarted" {
 			t.Error(got)
@@ -294,7 +295,7 @@ func TestAWriteWaitsNoLongerThanTheLimit(t *testing.T) {
 		}
 	})
 	t.Run("started and unconfirmed", func(t *testing.T) {
-		s := openTest(t, Options{WriteWait: 20 * time.Millisecond})
+		s := openTest(t, Options{WriteWait: 300 * time.Millisecond})
 		release := make(chan struct{})
 		s.BeforeCommit(func(*Tx) error { <-release; return nil })
 		if got := reason(s.Write(t.Context(), insert(1))); got != "OutcomeUnknown" {
