@@ -31,6 +31,8 @@ type Settings struct {
 	Heartbeat        time.Duration // how often nodes report
 	UnreachableAfter time.Duration // without a heartbeat
 
+	KeepEvents time.Duration // how long events are kept; 0: for ever
+
 	Aliases map[string]string // NVML name to family, before the table
 }
 
@@ -39,6 +41,7 @@ func Defaults() Settings {
 	return Settings{
 		Tenant: "local", Site: "site", Region: "local", AutoPool: true,
 		Heartbeat: 10 * time.Second, UnreachableAfter: 45 * time.Second,
+		KeepEvents: appliance.MaxDuration,
 	}
 }
 

@@ -38,6 +38,7 @@ func Tasks(c *control.Control, interval, retry time.Duration) []Task {
 		{"expiry", interval, c.ExpiriesChanged, c.ExpireDue},
 		{"liveness", min(interval, 5*time.Second), nil, plain(c.CheckLiveness)},
 		{"budgets", interval, nil, plain(c.WatchBudgets)},
+		{"events", time.Hour, nil, plain(c.PruneEvents)},
 		{"keys", time.Minute, nil, plain(c.NoteKeyUse)},
 	}
 }

@@ -2,6 +2,7 @@ package store
 
 import (
 	"encoding/json"
+	"strconv"
 
 	"github.com/bettercompute/bc/appliance"
 )
@@ -80,4 +81,34 @@ func (tx *Tx) InsertDenial(d Denial) error {
 	}
 	_, err = tx.Exec(`DELETE FROM denials WHERE seq <= ?`, r.LastID-100_000)
 	return err
+}
+
+// metaPruned holds the highest sequence number that retention has removed.
+const metaPruned = "events.pruned"
+
+// PruneEvents removes the events that are older than an instant, at most so
+// many, and remembers up to where. The newest event always stays, so that
+// sequence numbers go on rising.
+func (tx *Tx) PruneEvents(before appliance.Time, limit int) (removed int64, err error) {
+	var last int64
+	err = tx.QueryRow(`SELECT coalesce(max(seq), 0) FROM (
+		SELECT seq FROM events WHERE at < ? AND seq < (SELECT max(seq) FROM events) ORDER BY seq LIMIT ?)`, before, limit).Scan(&last)
+	if err != nil || last == 0 {
+		return 0, err
+	}
+	r, err := tx.Exec(`DELETE FROM events WHERE seq <= ?`, last)
+	if err != nil {
+		return 0, err
+	}
+	return r.Changed, tx.SetMeta(metaPruned, strconv.FormatInt(last, 10))
+}
+
+// PrunedEvents is the highest sequence number that retention has removed, 0 if
+// none was.
+func (tx *Tx) PrunedEvents() (int64, error) {
+	text, err := tx.Meta(metaPruned)
+	if err != nil || text == "" {
+		return 0, err
+	}
+	return strconv.ParseInt(text, 10, 64)
 }

@@ -43,6 +43,9 @@ type config struct {
 		Path        string `toml:"path"`
 		Synchronous string `toml:"synchronous"`
 	} `toml:"store"`
+	Events struct {
+		Keep span `toml:"keep"`
+	} `toml:"events"`
 	Log struct {
 		Level  slog.Level `toml:"level"`
 		Format string     `toml:"format"`
@@ -73,6 +76,7 @@ func defaultConfig() config {
 	c.Bootstrap.Tenant, c.Bootstrap.Site, c.Bootstrap.Region, c.Bootstrap.AutoPool = d.Tenant, d.Site, d.Region, d.AutoPool
 	c.Reconcile.Interval, c.Reconcile.PendingRetry = span(30*time.Second), span(30*time.Second)
 	c.Reconcile.Heartbeat, c.Reconcile.UnreachableAfter = span(d.Heartbeat), span(d.UnreachableAfter)
+	c.Events.Keep = span(d.KeepEvents)
 	c.Store.Synchronous, c.Log.Format = "full", "text"
 	return c
 }
@@ -175,7 +179,7 @@ func (c config) settings() control.Settings {
 	return control.Settings{
 		Tenant: c.Bootstrap.Tenant, Site: c.Bootstrap.Site, Region: c.Bootstrap.Region, AutoPool: c.Bootstrap.AutoPool,
 		Heartbeat: time.Duration(c.Reconcile.Heartbeat), UnreachableAfter: time.Duration(c.Reconcile.UnreachableAfter),
-		Aliases: c.GPU.Aliases,
+		KeepEvents: time.Duration(c.Events.Keep), Aliases: c.GPU.Aliases,
 	}
 }
 
