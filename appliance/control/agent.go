@@ -269,10 +269,6 @@ func (c *Control) takeReport(tx *store.Tx, who appliance.Caller, h wire.Heartbea
 	if err != nil {
 		return err
 	}
-	inv, err := tx.Inventory(who.ID)
-	if err != nil {
-		return err
-	}
 	tr, p, at := trail{who: who, policies: "nodes-report"}, c.mem.pool(rec.PoolID), c.now()
 	rec.Conditions = setCondition(rec.Conditions, appliance.Condition{Type: appliance.ConditionReachable, Status: true}, at)
 	for _, u := range h.Units {
@@ -288,7 +284,7 @@ func (c *Control) takeReport(tx *store.Tx, who appliance.Caller, h wire.Heartbea
 			rec.Checks[i] = r
 		}
 	}
-	if _, err := c.settle(tx, tr, p, rec, inv); err != nil {
+	if _, err := c.resettle(tx, tr, rec); err != nil {
 		return err
 	}
 	if h.Bindings == nil {
@@ -404,15 +400,11 @@ func (c *Control) CheckLiveness(ctx context.Context) error {
 			if err != nil {
 				return err
 			}
-			inv, err := tx.Inventory(id)
-			if err != nil {
-				return err
-			}
 			rec.Conditions = setCondition(rec.Conditions, appliance.Condition{
 				Type: appliance.ConditionReachable, Reason: "NoHeartbeat",
 				Message: fmt.Sprintf("no heartbeat for %s; look at bcd on %s (systemctl status bcd)", c.Settings.UnreachableAfter, rec.Hostname),
 			}, c.now())
-			_, err = c.settle(tx, trail{who: appliance.System("liveness"), policies: "system"}, c.mem.pool(rec.PoolID), rec, inv)
+			_, err = c.resettle(tx, system("liveness"), rec)
 			return err
 		})
 		if err != nil {

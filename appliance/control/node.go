@@ -221,11 +221,7 @@ func (c *Control) changeNode(ctx context.Context, who appliance.Caller, in appli
 		if err := change(&rec); err != nil {
 			return err
 		}
-		inv, err := tx.Inventory(rec.ID)
-		if err != nil {
-			return err
-		}
-		if rec, err = c.settle(tx, tr, p, rec, inv); err != nil {
+		if rec, err = c.resettle(tx, tr, rec); err != nil {
 			return err
 		}
 		if err := c.emitChanged(tx, tr, p, before, rec); err != nil {

@@ -43,6 +43,15 @@ func (c *Control) settle(tx *store.Tx, tr trail, p *pool, rec store.NodeRecord, 
 	return rec, c.emitState(tx, tr, p, rec, before, at)
 }
 
+// resettle settles a node whose row has changed, by the inventory that is stored.
+func (c *Control) resettle(tx *store.Tx, tr trail, rec store.NodeRecord) (store.NodeRecord, error) {
+	inv, err := tx.Inventory(rec.ID)
+	if err != nil {
+		return rec, err
+	}
+	return c.settle(tx, tr, c.mem.pool(rec.PoolID), rec, inv)
+}
+
 // judge sets the conditions and the state that follow from them.
 func (c *Control) judge(rec *store.NodeRecord, p *pool, inv wire.Inventory, at appliance.Time) {
 	model := c.modelCondition(p, inv)

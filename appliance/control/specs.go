@@ -46,10 +46,6 @@ func (c *Control) refreshNode(tx *store.Tx, tr trail, id string) error {
 	if err != nil || rec.RemovedAt != nil {
 		return err
 	}
-	inv, err := tx.Inventory(id)
-	if err != nil {
-		return err
-	}
-	_, err = c.settle(tx, tr, c.mem.pool(rec.PoolID), rec, inv)
+	_, err = c.resettle(tx, tr, rec)
 	return err
 }

@@ -29,8 +29,3 @@ func (tx *Tx) DropOffer(pool, tenant string) (bool, error) {
 func (tx *Tx) OffersOf(pool string) ([]appliance.Offer, error) {
 	return collect(tx, scanOffer, `SELECT `+offerColumns+` FROM pool_offers WHERE pool_id = ? ORDER BY tenant_id`, pool)
 }
-
-// OffersTo lists the offers made to a tenant, in order of pool.
-func (tx *Tx) OffersTo(tenant string) ([]appliance.Offer, error) {
-	return collect(tx, scanOffer, `SELECT `+offerColumns+` FROM pool_offers WHERE tenant_id = ? ORDER BY pool_id`, tenant)
-}
