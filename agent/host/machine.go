@@ -179,12 +179,10 @@ func (e treeEdge) WriteKernel(name, value string) error {
 	if err != nil {
 		return err
 	}
-	flags := unix.O_WRONLY | unix.O_CLOEXEC
 	if !e.root.Real() {
-		flags |= unix.O_TRUNC
+		return e.writeRecorded(name, p, value)
 	}
-	was, _ := e.root.Int(name) // before the file is emptied
-	fd, err := retried(func() (int, error) { return syscall.Open(p, flags, 0) })
+	fd, err := retried(func() (int, error) { return syscall.Open(p, unix.O_WRONLY|unix.O_CLOEXEC, 0) })
 	if err != nil {
 		return &fs.PathError{Op: "open", Path: name, Err: err}
 	}
@@ -192,7 +190,26 @@ func (e treeEdge) WriteKernel(name, value string) error {
 	if _, err := retried(func() (int, error) { return syscall.Write(fd, []byte(value+"\n")) }); err != nil {
 		return &fs.PathError{Op: "write", Path: name, Err: err}
 	}
-	if !e.root.Real() && path.Base(name) == "nr_hugepages" {
+	return nil
+}
+
+// writeRecorded gives a file of a recorded machine a new value. A kernel's file
+// is never half written, so neither is this one: what is torn by a kill is a
+// file of its own at the root of the tree.
+func (e treeEdge) writeRecorded(name, p, value string) error {
+	was, _ := e.root.Int(name)
+	p, err := filepath.EvalSymlinks(p)
+	if err != nil {
+		return &fs.PathError{Op: "write", Path: name, Err: fs.ErrNotExist}
+	}
+	torn := filepath.Join(e.root.Dir(), ".better-compute.new")
+	if err := os.WriteFile(torn, []byte(value+"\n"), 0o644); err != nil {
+		return err
+	}
+	if err := os.Rename(torn, p); err != nil {
+		return err
+	}
+	if path.Base(name) == "nr_hugepages" {
 		return e.countFree(path.Dir(name), was)
 	}
 	return nil

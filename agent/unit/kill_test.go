@@ -2,6 +2,8 @@ package unit_test
 
 import (
 	"context"
+	"errors"
+	"io/fs"
 	"log/slog"
 	"os"
 	"os/exec"
@@ -87,6 +89,9 @@ func afterSync(t *testing.T, b *bench, want wire.Units) map[string]string {
 // in between, which would look like pages in use. Nothing uses pages here.
 func mendKernel(t *testing.T, tree string) {
 	t.Helper()
+	if err := os.Remove(tree + "/.better-compute.new"); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		t.Fatal(err)
+	}
 	for _, dir := range []string{"/sys/devices/system/node/node*/hugepages/*/", "/sys/kernel/mm/hugepages/*/"} {
 		pools, err := filepath.Glob(tree + dir + "nr_hugepages")
 		if err != nil {
