@@ -141,7 +141,7 @@ func (n *node) judge() {
 		n.book.Units, n.owes.units = units, true
 		n.hurry()
 	}
-	if bindings := confirm(n.spec.Bindings, &n.inv, n.book.Bindings, n.wallReport()); !slices.Equal(bindings, n.book.Bindings) {
+	if bindings := confirm(n.spec.Bindings, &n.inv, n.book.Bindings, n.wallReport()); !slices.EqualFunc(bindings, n.book.Bindings, wire.BindingStatus.Equal) {
 		n.book.Bindings, n.owes.bindings = bindings, true
 		n.hurry()
 	}

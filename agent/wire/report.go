@@ -1,6 +1,9 @@
 package wire
 
-import "time"
+import (
+	"slices"
+	"time"
+)
 
 // Hello opens or reopens an agent's session. The first one joins the node:
 // over the Unix socket as the local operator, naming a pool or leaving the
@@ -96,7 +99,9 @@ type CheckResult struct {
 }
 
 // BindingStatus is what became of one binding. A binding that is listed, not
-// failed and not ending is in force; one that is no longer listed is torn down.
+// failed and not ending is in force. One that is no longer listed is torn down,
+// and nobody behind it holds its devices: what is no longer wanted stays listed
+// as ending until then, also over restarts of the agent.
 type BindingStatus struct {
 	ReservationID string `json:"reservationId"`
 	Failed        string `json:"failed,omitempty"` // why it is not in force
@@ -105,7 +110,25 @@ type BindingStatus struct {
 	// why.
 	Unenforced bool `json:"unenforced,omitempty"`
 	// Ending says that the binding is no longer wanted and not gone yet: its
-	// programs are being stopped, or its devices are still held. Note says by whom.
+	// programs are being stopped, or its devices are still held. Note says what it
+	// waits for, and Holders who it is.
 	Ending bool   `json:"ending,omitempty"`
 	Note   string `json:"note,omitempty"` // for people
+	// EndingSince is when the agent began to take it down, by the node's clock.
+	EndingSince time.Time `json:"endingSince,omitzero"`
+	Holders     []Holder  `json:"holders,omitempty"` // the first few; Note counts the others
+}
+
+// Equal reports whether two statuses say the same.
+func (b BindingStatus) Equal(other BindingStatus) bool {
+	return b.ReservationID == other.ReservationID && b.Failed == other.Failed && b.Unenforced == other.Unenforced &&
+		b.Ending == other.Ending && b.Note == other.Note && b.EndingSince.Equal(other.EndingSince) && slices.Equal(b.Holders, other.Holders)
+}
+
+// Holder is a process of the node that keeps a binding from ending.
+type Holder struct {
+	PID     int    `json:"pid"`
+	Command string `json:"command"`          // at most 15 bytes, as the kernel keeps it
+	User    string `json:"user,omitempty"`   // a name of the node's own, or the number
+	Device  string `json:"device,omitempty"` // the node that it has open; "": it runs in the reservation's slice
 }
