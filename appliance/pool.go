@@ -280,10 +280,14 @@ type NodeCount struct {
 }
 
 // Rollup sums one resource over a pool's nodes. Available is never negative.
+//
+// Fragmentation is 1 - Σfree² / Σideal², free being what each node has, and
+// ideal the same sum on as few of the largest nodes as can hold it.
 type Rollup struct {
-	Total     int `json:"total"`
-	Allocated int `json:"allocated"`
-	Available int `json:"available"`
+	Total         int     `json:"total"`
+	Allocated     int     `json:"allocated"`
+	Available     int     `json:"available"`
+	Fragmentation float64 `json:"fragmentation" minimum:"0" maximum:"1" doc:"How scattered what is available is: 0 if it could not lie in larger pieces, nearer to 1 the smaller they are."`
 }
 
 // DeviceCount counts a pool's GPUs by health.

@@ -44,9 +44,8 @@ func (n *node) tally() tally {
 	if len(n.uuids)+len(n.strays) == 0 {
 		return t
 	}
-	booked, free := len(n.strays), 0
+	booked, free := len(n.strays)+int(n.bookedAtoms()), 0
 	for i := range n.uuids {
-		booked += bits.OnesCount64(n.booked[i])
 		free += bits.OnesCount64(n.freeAtoms(i))
 		if n.takes() && n.booked[i] == 0 && n.healthy&(1<<i) != 0 {
 			t.freeGPUs++
@@ -94,6 +93,7 @@ func (x *Index) Capacity(poolID string, perGPU appliance.Amounts) appliance.Capa
 	c.Nodes = appliance.NodeCount{Total: t.nodes, Schedulable: t.schedulable}
 	c.Devices = appliance.DeviceCount{Healthy: t.healthy, Unhealthy: t.unhealthy}
 	c.Free = appliance.FreeCount{Nodes: t.freeNodes, GPUs: t.freeGPUs}
+	scattered := p.scattered()
 	for i := range t.total {
 		if t.holding[i] == 0 {
 			continue
@@ -102,7 +102,9 @@ func (x *Index) Capacity(poolID string, perGPU appliance.Amounts) appliance.Capa
 		if i != atomRow {
 			resource = appliance.Scalars[i]
 		}
-		c.Resources[resource] = appliance.Rollup{Total: int(t.total[i]), Allocated: int(t.booked[i]), Available: int(t.avail[i])}
+		c.Resources[resource] = appliance.Rollup{
+			Total: int(t.total[i]), Allocated: int(t.booked[i]), Available: int(t.avail[i]), Fragmentation: scattered[i].share(),
+		}
 		c.Largest[resource] = x.largest(p, resource, perGPU)
 	}
 	return c

@@ -161,7 +161,8 @@ func TestCapacity(t *testing.T) {
 		PoolID: "pool",
 		Nodes:  appliance.NodeCount{Total: 4, Schedulable: 3},
 		Resources: map[string]appliance.Rollup{
-			"gpu":       {Total: 9, Allocated: 2, Available: 5}, // a-1 is no part of it; two are on c
+			// a-1 is no part of it; two are on c. 1 - (2²+3²)/(4²+1²)
+			"gpu":       {Total: 9, Allocated: 2, Available: 5, Fragmentation: 0.24},
 			"vcpu":      {Total: 42, Allocated: 8, Available: 20},
 			"memoryGiB": {Total: 168, Available: 112},
 		},

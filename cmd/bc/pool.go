@@ -277,6 +277,9 @@ func capacitySheet(s *sheet, got appliance.Capacity) {
 		field[string]{column{head: "TOTAL", right: true}, func(r string) string { return strconv.Itoa(got.Resources[r].Total) }},
 		field[string]{column{head: "FREE", right: true}, func(r string) string { return strconv.Itoa(got.Resources[r].Available) }},
 		field[string]{column{head: "ONE NODE CAN TAKE", right: true}, func(r string) string { return strconv.Itoa(got.Largest[r]) }},
+		field[string]{column{head: "SCATTERED", right: true}, func(r string) string {
+			return fmt.Sprintf("%.0f %%", 100*got.Resources[r].Fragmentation)
+		}},
 	))
 }
 
