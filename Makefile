@@ -55,7 +55,7 @@ e2e: package ## install the packages on a Debian with real systemd (root, system
 	$(GO) test -tags e2e -count=1 -timeout 10m -run UnderSystemd ./agent ./agent/unit ./cmd/bc
 
 bench: build ## measure against the bars of docs/performance.md and print a table (minutes)
-	$(GO) test ./appliance/bench -count=1 -timeout 60m -bars | grep -E '^(\||---|FAIL|ok|    )'
+	$(GO) test ./appliance/bench -v -count=1 -timeout 60m -bars | grep -E '^(\||---|FAIL|ok|    )'
 	$(GO) test ./appliance/plan -run '^$$' -bench 'Place|Memory' -count=1
 
 clean: ## remove what was built
