@@ -15,6 +15,10 @@ type Inventory struct {
 	// on a real one. A recorded machine is shown as simulated everywhere.
 	Recorded string `json:"recorded,omitempty"`
 
+	// Agent is what the machine's agent can be asked for; nil of one that is
+	// older than that.
+	Agent *AgentFacts `json:"agent,omitempty"`
+
 	DMI        DMI            `json:"dmi"`
 	CPU        CPUInfo        `json:"cpu"`
 	MemoryKiB  uint64         `json:"memoryKiB"`

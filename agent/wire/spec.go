@@ -15,6 +15,7 @@ type NodeSpec struct {
 	Units      Units     `json:"units"`
 	Acceptance []Check   `json:"acceptance,omitempty"`
 	Bindings   []Binding `json:"bindings"`
+	Reboot     *Reboot   `json:"reboot,omitempty"`
 }
 
 // Check is one acceptance check that the agent runs before the node takes work.
