@@ -220,7 +220,7 @@ func (l *loop) run(ctx context.Context) error {
 		case p := <-l.polls:
 			l.take(p)
 		case units := <-l.results:
-			l.applying = false
+			l.applying, l.node.applied = false, l.appliedTo
 			if l.node.settle(units) {
 				l.lookSoon() // the machine may have more to give, or less
 			}

@@ -72,7 +72,7 @@ func (f *Fleet) Run(ctx context.Context) error {
 func (f *Fleet) node(l *link, i int) *node {
 	n := newNode(l, slog.New(slog.DiscardHandler), ledger{}, maxRetryFar)
 	n.poolID, n.joinToken = f.PoolID, f.JoinToken
-	n.unwalled = "this is a simulated machine, where nothing runs"
+	n.unwalled, n.bare = "this is a simulated machine, where nothing runs", true
 	inv := inventory.Personalise(f.Machine, f.Group, i)
 	n.see(sighting{inventory: inv, readings: gpu.Readings{Library: inv.GPULibrary, GPUs: recordedReadings(inv.GPUs)}})
 	return n

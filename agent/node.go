@@ -48,7 +48,10 @@ type node struct {
 	interval time.Duration
 	latest   int64 // the newest generation that the server spoke of
 	owes     owed
-	told     int64           // the generation of the last heartbeat
+	told     int64 // the generation of the last heartbeat
+	applied  int64 // the generation that results are of
+	walled   wire.WallsStatus
+	bare     bool            // nothing is ever applied here: a simulated machine
 	dropped  []wire.UnitKind // no longer wanted, not told yet
 	due      time.Time       // of the next step
 	retry    backoff
@@ -141,7 +144,12 @@ func (n *node) judge() {
 		n.book.Units, n.owes.units = units, true
 		n.hurry()
 	}
-	if bindings := confirm(n.spec.Bindings, &n.inv, n.book.Bindings, n.wallReport()); !slices.EqualFunc(bindings, n.book.Bindings, wire.BindingStatus.Equal) {
+	walls := n.wallReport()
+	if status := n.wallsStatus(walls); status != n.walled {
+		n.walled, n.owes.bindings = status, true
+		n.hurry()
+	}
+	if bindings := confirm(n.spec.Bindings, &n.inv, n.book.Bindings, walls); !slices.EqualFunc(bindings, n.book.Bindings, wire.BindingStatus.Equal) {
 		n.book.Bindings, n.owes.bindings = bindings, true
 		n.hurry()
 	}
@@ -164,6 +172,21 @@ func (n *node) wallReport() wallReport {
 	return n.walls.state()
 }
 
+// wallsStatus says what a report of the walls is of. While they are being brought
+// to another NodeSpec, it stays that of the one before.
+func (n *node) wallsStatus(r wallReport) wire.WallsStatus {
+	if n.walls == nil || r.refusal != "" {
+		return wire.WallsStatus{}
+	}
+	switch {
+	case r.asked == 0:
+		return wire.WallsStatus{Enforced: true}
+	case r.current:
+		return wire.WallsStatus{Enforced: true, Generation: n.spec.Generation}
+	}
+	return wire.WallsStatus{Enforced: true, Generation: n.walled.Generation}
+}
+
 func (n *node) keep() {
 	if n.file == nil {
 		return
@@ -176,7 +199,7 @@ func (n *node) keep() {
 // forget leaves the node that this machine was, with all that was wanted of it.
 func (n *node) forget() {
 	n.book = ledger{MachineID: n.book.MachineID, Server: n.book.Server, GPUs: n.book.GPUs}
-	n.spec, n.latest, n.checked, n.results = wire.NodeSpec{}, 0, checked{}, nil
+	n.spec, n.latest, n.checked, n.results, n.applied = wire.NodeSpec{}, 0, checked{}, nil, 0
 	n.joined = false
 }
 
@@ -350,7 +373,10 @@ func (n *node) beat(ctx context.Context) (time.Duration, error) {
 }
 
 func (n *node) heartbeat() wire.Heartbeat {
-	h := wire.Heartbeat{NodeID: n.book.NodeID, InventoryHash: n.hash, Generation: n.spec.Generation}
+	h := wire.Heartbeat{NodeID: n.book.NodeID, InventoryHash: n.hash, Generation: n.spec.Generation, Applied: n.applied}
+	if n.bare {
+		h.Applied = n.spec.Generation
+	}
 	if n.owes.units {
 		h.Units = withGone(n.book.Units, n.dropped)
 	}
@@ -360,6 +386,8 @@ func (n *node) heartbeat() wire.Heartbeat {
 	if n.owes.bindings {
 		bindings := whole(n.book.Bindings)
 		h.Bindings = &bindings
+		walls := n.walled
+		h.Walls = &walls
 	}
 	return h
 }

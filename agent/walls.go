@@ -37,6 +37,7 @@ type walls struct {
 
 	mu     sync.Mutex
 	known  bool // what is wanted is known
+	asked  int  // how often something else was wanted
 	wanted []wire.Binding
 	gpus   []wire.GPU
 	report wallReport
@@ -44,6 +45,8 @@ type walls struct {
 
 // wallReport is how far the walls have come.
 type wallReport struct {
+	asked   int    // what it answers, 0: the walls could not all be looked at
+	current bool   // nothing else is wanted since
 	refusal string // why there are none on this machine
 	states  map[string]wallState
 }
@@ -84,6 +87,9 @@ func newWalls(root *host.Root, log *slog.Logger) *walls {
 func (w *walls) want(bindings []wire.Binding, gpus []wire.GPU) {
 	w.mu.Lock()
 	same := w.known && reflect.DeepEqual(bindings, w.wanted) && reflect.DeepEqual(gpus, w.gpus)
+	if !same {
+		w.asked++
+	}
 	w.known, w.wanted, w.gpus = true, slices.Clone(bindings), slices.Clone(gpus)
 	w.mu.Unlock()
 	if !same {
@@ -101,7 +107,9 @@ func signal(c chan struct{}) {
 func (w *walls) state() wallReport {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.report
+	report := w.report
+	report.current = report.asked == w.asked
+	return report
 }
 
 // run keeps the walls until ctx ends. They stay up then.
@@ -123,15 +131,16 @@ func (w *walls) run(ctx context.Context) {
 // round brings every wall as far as it can come now. It answers when to look again.
 func (w *walls) round(ctx context.Context) time.Duration {
 	w.mu.Lock()
-	known, wanted, gpus := w.known, w.wanted, w.gpus
+	known, asked, wanted, gpus := w.known, w.asked, w.wanted, w.gpus
 	w.mu.Unlock()
 	if !known {
 		return wallsEvery
 	}
-	next := wallReport{refusal: w.slices.Refusal(), states: map[string]wallState{}}
+	next := wallReport{asked: asked, refusal: w.slices.Refusal(), states: map[string]wallState{}}
 	if next.refusal == "" {
 		if err := w.endOthers(ctx, wanted, next.states); err != nil {
 			w.log.Error("walls of reservations that are over may still be up", "err", err)
+			next.asked = 0
 		}
 		w.raiseAll(ctx, wanted, gpus, next.states)
 	}

@@ -46,12 +46,25 @@ type Heartbeat struct {
 	NodeID        string `json:"nodeId"`
 	InventoryHash string `json:"inventoryHash"`
 	Generation    int64  `json:"generation"` // the last NodeSpec taken up, 0: none
+	// Applied is the generation of the NodeSpec that the units were last compared
+	// with the machine for, 0: none yet. Units are of it, or of one before.
+	Applied int64 `json:"applied,omitempty"`
 
 	Units  []UnitStatus  `json:"units,omitempty"`
 	Checks []CheckResult `json:"checks,omitempty"`
 
 	// Bindings lists the reservations this node enforces now, when they changed.
 	Bindings *[]BindingStatus `json:"bindings,omitempty"`
+	// Walls comes with Bindings and says what they are of.
+	Walls *WallsStatus `json:"walls,omitempty"`
+}
+
+// WallsStatus says which NodeSpec the walls around bindings were brought to: a
+// reservation that this NodeSpec does not want, and that Bindings does not list,
+// has no wall any more and nobody behind it.
+type WallsStatus struct {
+	Enforced   bool  `json:"enforced"`   // this agent raises walls; without, nothing has to come down
+	Generation int64 `json:"generation"` // 0: not known yet
 }
 
 // HeartbeatReply tells the agent what the server lacks.
