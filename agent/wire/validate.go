@@ -96,7 +96,10 @@ var (
 // Validate refuses names that no module has, and options that modprobe could
 // read as anything but key=value words: modprobe.d can run commands as root,
 // so nothing that quotes, escapes, comments, names a path or starts another
-// line is taken. A module is named once, with - and _ alike.
+// line is taken. A module is named once, with - and _ alike. Modules and
+// options that can keep a machine from booting, take away a way into it or open
+// the walls between its tenants are refused too; what drives the root disk and
+// the network of one machine is only known there.
 func (k *KernelModules) Validate() error {
 	if len(k.Load) > maxModules {
 		return invalid(UnitKernelModules, "load", "%d modules are more than %d", len(k.Load), maxModules)
@@ -112,6 +115,9 @@ func (k *KernelModules) Validate() error {
 		} else {
 			loaded[key] = true
 		}
+		if problem := deniedLoad(name); problem != "" {
+			return invalid(UnitKernelModules, field, "%s", problem)
+		}
 	}
 	if len(k.Options) > maxModules {
 		return invalid(UnitKernelModules, "options", "options of %d modules are more than %d", len(k.Options), maxModules)
@@ -126,7 +132,7 @@ func (k *KernelModules) Validate() error {
 			return invalid(UnitKernelModules, "options", "%s is given twice (- and _ are the same in a module's name)", name)
 		}
 		given[key] = true
-		if problem := checkModuleOptions(k.Options[name]); problem != "" {
+		if problem := checkModuleOptions(name, k.Options[name]); problem != "" {
 			return invalid(UnitKernelModules, "options."+name, "%s", problem)
 		}
 	}
@@ -137,7 +143,7 @@ func (k *KernelModules) Validate() error {
 // for the same.
 func ModuleKey(name string) string { return strings.ReplaceAll(name, "-", "_") }
 
-func checkModuleOptions(options string) string {
+func checkModuleOptions(module, options string) string {
 	if options == "" {
 		return "is empty"
 	}
@@ -154,6 +160,9 @@ func checkModuleOptions(options string) string {
 			return key + " is given twice"
 		}
 		seen[key] = true
+		if problem := deniedWord(module, key, value); problem != "" {
+			return problem
+		}
 	}
 	return ""
 }
