@@ -22,6 +22,7 @@ var floors = map[string][]string{
 	"appliance":           {"agent/wire"},
 	"agent/host":          {"agent/wire"},
 	"agent/gpu":           {"agent/wire"},
+	"agent/otlp":          {},
 	"agent/gpu/gputest":   {"agent/wire"},
 	"agent/host/hosttest": {"agent/host"},
 	"testdata/hosts":      {},
@@ -34,7 +35,7 @@ var floors = map[string][]string{
 	"agent/unit":                {"agent/wire", "agent/host", "agent/gpu"},
 
 	"appliance/control": {"agent/wire", "appliance", "appliance/plan", "appliance/store", "appliance/iam"},
-	"agent":             {"agent/wire", "agent/host", "agent/gpu", "agent/inventory", "agent/unit"},
+	"agent":             {"agent/wire", "agent/host", "agent/gpu", "agent/otlp", "agent/inventory", "agent/unit"},
 
 	"appliance/api":       {"agent/wire", "appliance", "appliance/control"},
 	"appliance/reconcile": {"appliance", "appliance/control"},
@@ -53,6 +54,7 @@ var keepers = map[string][]string{
 	"github.com/mattn/go-sqlite3":          {"appliance/store"},
 	"github.com/NVIDIA/":                   {"agent/gpu"},
 	"github.com/coreos/go-systemd/":        {"agent/host"},
+	"go.opentelemetry.io/":                 {"agent/otlp"},
 	"os/exec":                              {"agent/host", "agent/gpu/gputest"},
 	"github.com/urfave/cli/":               {"cmd/bc"},
 	"github.com/BurntSushi/toml":           {"cmd/bc"},
