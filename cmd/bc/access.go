@@ -1,7 +1,6 @@
 package main
 
 import (
-	"fmt"
 	"io"
 	"os"
 	"strings"
@@ -16,28 +15,8 @@ func accessPolicyCommand() *cli.Command {
 	return group("policies", "policy", "the tenant's own access policies, in Cedar",
 		&cli.Command{
 			Name: "list", Usage: "list the tenant's own policies", Description: "Examples:\n   bc policies list\n   bc policies list -o yaml",
-			Action: func(c *cli.Context) error {
-				if err := noArguments(c); err != nil {
-					return err
-				}
-				s, err := open(c)
-				if err != nil {
-					return err
-				}
-				found, err := list[appliance.AccessPolicy](c.Context, s.Client, "iam.policies.list", s.inTenant)
-				if err != nil {
-					return err
-				}
-				type row = appliance.AccessPolicy
-				empty := fmt.Sprintf("Tenant %s has no policy of its own; roles decide. Make one with: bc policies put NAME --file FILE", s.tenant)
-				return items(s.printer, found, func(p row) string { return p.Name }, empty, func(ps []row) *table {
-					return newTable(ps,
-						field[row]{column{head: "NAME"}, func(p row) string { return p.Name }},
-						field[row]{column{head: "UPDATED"}, func(p row) string { return s.ago(p.UpdatedAt) }},
-						field[row]{column{head: "CEDAR", flex: s.format != formatWide}, func(p row) string { return strings.Join(strings.Fields(p.Cedar), " ") }},
-					)
-				})
-			},
+			Action: listed("iam.policies.list", func(p appliance.AccessPolicy) string { return p.Name },
+				"Tenant %s has no policy of its own; roles decide. Make one with: bc policies put NAME --file FILE", accessPolicyColumns),
 		},
 		&cli.Command{
 			Name: "put", Usage: "make or replace a policy", ArgsUsage: "NAME",
@@ -88,6 +67,14 @@ func accessPolicyCommand() *cli.Command {
 			},
 		},
 	)
+}
+
+func accessPolicyColumns(s *session) []field[appliance.AccessPolicy] {
+	return []field[appliance.AccessPolicy]{
+		{column{head: "NAME"}, func(p appliance.AccessPolicy) string { return p.Name }},
+		{column{head: "UPDATED"}, func(p appliance.AccessPolicy) string { return s.ago(p.UpdatedAt) }},
+		{column{head: "CEDAR", flex: s.format != formatWide}, func(p appliance.AccessPolicy) string { return strings.Join(strings.Fields(p.Cedar), " ") }},
+	}
 }
 
 // readInput reads a file, - being standard input.

@@ -160,9 +160,7 @@ func (s *session) nodes(ctx context.Context, poolID string) ([]appliance.Node, e
 }
 
 func (s *session) sites(ctx context.Context) ([]appliance.Site, error) {
-	return list[appliance.Site](ctx, s.Client, "sites.list", func(page appliance.Page) any {
-		return appliance.TenantList{TenantID: s.tenant, Page: page}
-	})
+	return list[appliance.Site](ctx, s.Client, "sites.list", s.inTenant)
 }
 
 func (s *session) findSite(ctx context.Context, want string) (appliance.Site, error) {
@@ -299,5 +297,29 @@ func list[T any](ctx context.Context, client *api.Client, verb string, in func(a
 			return out, nil
 		}
 		page.Cursor = got.NextCursor
+	}
+}
+
+// inTenant is the input of the lists that need nothing but the acting tenant.
+func (s *session) inTenant(page appliance.Page) any {
+	return appliance.TenantList{TenantID: s.tenant, Page: page}
+}
+
+// listed is the action of such a list. The text for an empty one may have %s for
+// the tenant.
+func listed[T any](verb string, id func(T) string, empty string, columns func(*session) []field[T]) cli.ActionFunc {
+	return func(c *cli.Context) error {
+		if err := noArguments(c); err != nil {
+			return err
+		}
+		s, err := open(c)
+		if err != nil {
+			return err
+		}
+		found, err := list[T](c.Context, s.Client, verb, s.inTenant)
+		if err != nil {
+			return err
+		}
+		return items(s.printer, found, id, strings.Replace(empty, "%s", s.tenant, 1), func(found []T) *table { return newTable(found, columns(s)...) })
 	}
 }

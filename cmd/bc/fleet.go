@@ -235,7 +235,7 @@ func (s *session) readFleet(c *cli.Context) (fleetState, error) {
 		acting: s.tenant, tenants: map[string]appliance.Tenant{}, sites: map[ref]appliance.Site{},
 		offers: map[string][]appliance.Offer{}, budgets: map[string]map[string]float64{},
 	}
-	tenants, err := s.tenants(c)
+	tenants, err := list[appliance.Tenant](c.Context, s.Client, "tenants.list", s.inTenant)
 	if err != nil {
 		return st, err
 	}

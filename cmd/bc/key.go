@@ -1,8 +1,6 @@
 package main
 
 import (
-	"fmt"
-
 	"github.com/urfave/cli/v2"
 
 	"github.com/bettercompute/bc/appliance"
@@ -14,21 +12,7 @@ func keyCommand() *cli.Command {
 		&cli.Command{
 			Name: "list", Usage: "list the tenant's keys",
 			Description: "Examples:\n   bc keys list",
-			Action: func(c *cli.Context) error {
-				if err := noArguments(c); err != nil {
-					return err
-				}
-				s, err := open(c)
-				if err != nil {
-					return err
-				}
-				keys, err := s.keys(c)
-				if err != nil {
-					return err
-				}
-				empty := fmt.Sprintf("Tenant %s has no key. Make one with: bc keys create NAME --role member", s.tenant)
-				return items(s.printer, keys, func(k appliance.Key) string { return k.ID }, empty, func(ks []appliance.Key) *table { return keyTable(s.printer, ks) })
-			},
+			Action:      listed("iam.keys.list", func(k appliance.Key) string { return k.ID }, "Tenant %s has no key. Make one with: bc keys create NAME --role member", keyColumns),
 		},
 		&cli.Command{
 			Name: "create", Usage: "make a key; its secret is shown this once", ArgsUsage: "NAME",
@@ -55,7 +39,7 @@ func keyCommand() *cli.Command {
 				}
 				id := want
 				if !appliance.IsID(appliance.KeyPrefix, want) {
-					keys, err := s.keys(c)
+					keys, err := list[appliance.Key](c.Context, s.Client, "iam.keys.list", s.inTenant)
 					if err != nil {
 						return err
 					}
@@ -81,35 +65,29 @@ func keyCommand() *cli.Command {
 	)
 }
 
-func (s *session) keys(c *cli.Context) ([]appliance.Key, error) {
-	return list[appliance.Key](c.Context, s.Client, "iam.keys.list", func(page appliance.Page) any {
-		return appliance.TenantList{TenantID: s.tenant, Page: page}
-	})
-}
-
-func keyTable(p *printer, keys []appliance.Key) *table {
-	return newTable(keys,
-		field[appliance.Key]{column{head: "NAME"}, func(k appliance.Key) string { return k.Name }},
-		field[appliance.Key]{column{head: "ID"}, func(k appliance.Key) string { return k.ID }},
-		field[appliance.Key]{column{head: "ROLE"}, func(k appliance.Key) string { return string(k.Role) }},
-		field[appliance.Key]{column{head: "STATE", state: true}, func(k appliance.Key) string {
+func keyColumns(s *session) []field[appliance.Key] {
+	return []field[appliance.Key]{
+		{column{head: "NAME"}, func(k appliance.Key) string { return k.Name }},
+		{column{head: "ID"}, func(k appliance.Key) string { return k.ID }},
+		{column{head: "ROLE"}, func(k appliance.Key) string { return string(k.Role) }},
+		{column{head: "STATE", state: true}, func(k appliance.Key) string {
 			switch {
 			case k.RevokedAt != nil:
 				return "revoked"
-			case k.ExpiresAt != nil && !k.ExpiresAt.After(p.now):
+			case k.ExpiresAt != nil && !k.ExpiresAt.After(s.now):
 				return "expired"
 			}
 			return "active"
 		}},
-		field[appliance.Key]{column{head: "USED", drop: 1}, func(k appliance.Key) string {
+		{column{head: "USED", drop: 1}, func(k appliance.Key) string {
 			if k.LastUsedAt == nil {
 				return "never"
 			}
-			return p.ago(*k.LastUsedAt)
+			return s.ago(*k.LastUsedAt)
 		}},
-		field[appliance.Key]{column{head: "ENDS", drop: 2}, func(k appliance.Key) string { return p.until(k.ExpiresAt) }},
-		field[appliance.Key]{column{head: "MADE", drop: 3}, func(k appliance.Key) string { return p.ago(k.CreatedAt) }},
-	)
+		{column{head: "ENDS", drop: 2}, func(k appliance.Key) string { return s.until(k.ExpiresAt) }},
+		{column{head: "MADE", drop: 3}, func(k appliance.Key) string { return s.ago(k.CreatedAt) }},
+	}
 }
 
 func createKey(c *cli.Context) error {

@@ -1,8 +1,6 @@
 package main
 
 import (
-	"fmt"
-
 	"github.com/urfave/cli/v2"
 
 	"github.com/bettercompute/bc/appliance"
@@ -14,29 +12,7 @@ func siteCommand() *cli.Command {
 		&cli.Command{
 			Name: "list", Usage: "list the tenant's own sites",
 			Description: "Examples:\n   bc sites list",
-			Action: func(c *cli.Context) error {
-				if err := noArguments(c); err != nil {
-					return err
-				}
-				s, err := open(c)
-				if err != nil {
-					return err
-				}
-				sites, err := s.sites(c.Context)
-				if err != nil {
-					return err
-				}
-				empty := fmt.Sprintf("Tenant %s has no site. Make one with: bc sites create NAME --region REGION", s.tenant)
-				return items(s.printer, sites, func(x appliance.Site) string { return x.ID }, empty, func(xs []appliance.Site) *table {
-					return newTable(xs,
-						field[appliance.Site]{column{head: "NAME"}, func(x appliance.Site) string { return x.Name }},
-						field[appliance.Site]{column{head: "ID"}, func(x appliance.Site) string { return x.ID }},
-						field[appliance.Site]{column{head: "KIND"}, func(x appliance.Site) string { return string(x.Kind) }},
-						field[appliance.Site]{column{head: "REGION"}, func(x appliance.Site) string { return x.Region }},
-						field[appliance.Site]{column{head: "MADE", drop: 1}, func(x appliance.Site) string { return s.ago(x.CreatedAt) }},
-					)
-				})
-			},
+			Action:      listed("sites.list", func(x appliance.Site) string { return x.ID }, "Tenant %s has no site. Make one with: bc sites create NAME --region REGION", siteColumns),
 		},
 		&cli.Command{
 			Name: "get", Usage: "show a site", ArgsUsage: "SITE",
@@ -92,4 +68,14 @@ func siteCommand() *cli.Command {
 			},
 		},
 	)
+}
+
+func siteColumns(s *session) []field[appliance.Site] {
+	return []field[appliance.Site]{
+		{column{head: "NAME"}, func(x appliance.Site) string { return x.Name }},
+		{column{head: "ID"}, func(x appliance.Site) string { return x.ID }},
+		{column{head: "KIND"}, func(x appliance.Site) string { return string(x.Kind) }},
+		{column{head: "REGION"}, func(x appliance.Site) string { return x.Region }},
+		{column{head: "MADE", drop: 1}, func(x appliance.Site) string { return s.ago(x.CreatedAt) }},
+	}
 }

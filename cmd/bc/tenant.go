@@ -14,28 +14,7 @@ func tenantCommand() *cli.Command {
 		&cli.Command{
 			Name: "list", Usage: "list the tenant and all below it",
 			Description: "Examples:\n   bc tenants list\n   bc tenants list --tenant root",
-			Action: func(c *cli.Context) error {
-				if err := noArguments(c); err != nil {
-					return err
-				}
-				s, err := open(c)
-				if err != nil {
-					return err
-				}
-				tenants, err := s.tenants(c)
-				if err != nil {
-					return err
-				}
-				return items(s.printer, tenants, func(t appliance.Tenant) string { return t.ID }, "No tenant is visible.", func(ts []appliance.Tenant) *table {
-					return newTable(ts,
-						field[appliance.Tenant]{column{head: "TENANT"}, func(t appliance.Tenant) string { return t.ID }},
-						field[appliance.Tenant]{column{head: "PARENT", drop: 1}, func(t appliance.Tenant) string { return t.ParentID }},
-						field[appliance.Tenant]{column{head: "STATE", state: true}, func(t appliance.Tenant) string { return string(t.State) }},
-						field[appliance.Tenant]{column{head: "NAME", flex: true}, func(t appliance.Tenant) string { return t.Name }},
-						field[appliance.Tenant]{column{head: "MADE", drop: 2}, func(t appliance.Tenant) string { return s.ago(t.CreatedAt) }},
-					)
-				})
-			},
+			Action:      listed("tenants.list", func(t appliance.Tenant) string { return t.ID }, "No tenant is visible.", tenantColumns),
 		},
 		&cli.Command{
 			Name: "get", Usage: "show a tenant", ArgsUsage: "TENANT",
@@ -94,6 +73,16 @@ func tenantCommand() *cli.Command {
 	)
 }
 
+func tenantColumns(s *session) []field[appliance.Tenant] {
+	return []field[appliance.Tenant]{
+		{column{head: "TENANT"}, func(t appliance.Tenant) string { return t.ID }},
+		{column{head: "PARENT", drop: 1}, func(t appliance.Tenant) string { return t.ParentID }},
+		{column{head: "STATE", state: true}, func(t appliance.Tenant) string { return string(t.State) }},
+		{column{head: "NAME", flex: true}, func(t appliance.Tenant) string { return t.Name }},
+		{column{head: "MADE", drop: 2}, func(t appliance.Tenant) string { return s.ago(t.CreatedAt) }},
+	}
+}
+
 // tenantVerb is a verb that moves a tenant from one state to another, after a
 // question if there is one.
 func tenantVerb(verb, usage, question string) *cli.Command {
@@ -125,10 +114,4 @@ func tenantVerb(verb, usage, question string) *cli.Command {
 		cmd.Flags = []cli.Flag{yesFlag()}
 	}
 	return cmd
-}
-
-func (s *session) tenants(c *cli.Context) ([]appliance.Tenant, error) {
-	return list[appliance.Tenant](c.Context, s.Client, "tenants.list", func(page appliance.Page) any {
-		return appliance.TenantList{TenantID: s.tenant, Page: page}
-	})
 }

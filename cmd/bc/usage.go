@@ -132,26 +132,8 @@ func rateCommand() *cli.Command {
 	return group("rates", "rate", "what a unit of a meter costs in the tenant's pools",
 		&cli.Command{
 			Name: "list", Usage: "list the rates of the tenant's pools", Description: "Examples:\n   bc rates list",
-			Action: func(c *cli.Context) error {
-				if err := noArguments(c); err != nil {
-					return err
-				}
-				s, err := open(c)
-				if err != nil {
-					return err
-				}
-				rates, err := list[appliance.Rate](c.Context, s.Client, "rates.list", s.inTenant)
-				if err != nil {
-					return err
-				}
-				empty := "No meter has a rate, so usage has no cost. Set one with: bc rates set gpu.h100.hours 2.50"
-				return items(s.printer, rates, func(r appliance.Rate) string { return r.Meter }, empty, func(rs []appliance.Rate) *table {
-					return newTable(rs,
-						field[appliance.Rate]{column{head: "METER"}, func(r appliance.Rate) string { return r.Meter }},
-						field[appliance.Rate]{column{head: "PER UNIT", right: true}, func(r appliance.Rate) string { return strconv.FormatFloat(r.PerUnit, 'f', -1, 64) }},
-					)
-				})
-			},
+			Action: listed("rates.list", func(r appliance.Rate) string { return r.Meter },
+				"No meter has a rate, so usage has no cost. Set one with: bc rates set gpu.h100.hours 2.50", rateColumns),
 		},
 		&cli.Command{
 			Name: "set", Usage: "set what one unit of a meter costs", ArgsUsage: "METER AMOUNT",
@@ -178,39 +160,19 @@ func rateCommand() *cli.Command {
 	)
 }
 
-// inTenant is the input of the lists that need nothing but the acting tenant.
-func (s *session) inTenant(page appliance.Page) any {
-	return appliance.TenantList{TenantID: s.tenant, Page: page}
+func rateColumns(*session) []field[appliance.Rate] {
+	return []field[appliance.Rate]{
+		{column{head: "METER"}, func(r appliance.Rate) string { return r.Meter }},
+		{column{head: "PER UNIT", right: true}, func(r appliance.Rate) string { return strconv.FormatFloat(r.PerUnit, 'f', -1, 64) }},
+	}
 }
 
 func budgetCommand() *cli.Command {
 	return group("budgets", "budget", "the most that a tenant's usage may cost",
 		&cli.Command{
 			Name: "list", Usage: "list the tenant's budgets with what is spent of them", Description: "Examples:\n   bc budgets list",
-			Action: func(c *cli.Context) error {
-				if err := noArguments(c); err != nil {
-					return err
-				}
-				s, err := open(c)
-				if err != nil {
-					return err
-				}
-				budgets, err := list[appliance.Budget](c.Context, s.Client, "budgets.list", s.inTenant)
-				if err != nil {
-					return err
-				}
-				empty := fmt.Sprintf("Tenant %s has no budget. Set one with: bc budgets set --for-tenant TENANT --period month --amount 1000", s.tenant)
-				type row = appliance.Budget
-				return items(s.printer, budgets, func(b row) string { return b.TenantID + "/" + string(b.Period) }, empty, func(bs []row) *table {
-					return newTable(bs,
-						field[row]{column{head: "TENANT"}, func(b row) string { return b.TenantID }},
-						field[row]{column{head: "PERIOD"}, func(b row) string { return string(b.Period) }},
-						field[row]{column{head: "SPENT", right: true}, func(b row) string { return money(b.Spent) }},
-						field[row]{column{head: "AMOUNT", right: true}, func(b row) string { return money(b.Amount) }},
-						field[row]{column{head: "SET BY", drop: 1}, func(b row) string { return b.SetBy }},
-					)
-				})
-			},
+			Action: listed("budgets.list", budgetName,
+				"Tenant %s has no budget. Set one with: bc budgets set --for-tenant TENANT --period month --amount 1000", budgetColumns),
 		},
 		&cli.Command{
 			Name: "set", Usage: "set the most that a tenant's usage may cost in a period",
@@ -224,6 +186,18 @@ func budgetCommand() *cli.Command {
 			Action: setBudget,
 		},
 	)
+}
+
+func budgetName(b appliance.Budget) string { return b.TenantID + "/" + string(b.Period) }
+
+func budgetColumns(*session) []field[appliance.Budget] {
+	return []field[appliance.Budget]{
+		{column{head: "TENANT"}, func(b appliance.Budget) string { return b.TenantID }},
+		{column{head: "PERIOD"}, func(b appliance.Budget) string { return string(b.Period) }},
+		{column{head: "SPENT", right: true}, func(b appliance.Budget) string { return money(b.Spent) }},
+		{column{head: "AMOUNT", right: true}, func(b appliance.Budget) string { return money(b.Amount) }},
+		{column{head: "SET BY", drop: 1}, func(b appliance.Budget) string { return b.SetBy }},
+	}
 }
 
 func setBudget(c *cli.Context) error {
@@ -245,5 +219,5 @@ func setBudget(c *cli.Context) error {
 	if err != nil {
 		return err
 	}
-	return did(s.printer, b, b.TenantID+"/"+string(b.Period), "Tenant %s may spend %s (%s); %s is spent.", b.TenantID, money(b.Amount), b.Period, money(b.Spent))
+	return did(s.printer, b, budgetName(b), "Tenant %s may spend %s (%s); %s is spent.", b.TenantID, money(b.Amount), b.Period, money(b.Spent))
 }

@@ -18,7 +18,7 @@ func userCommand() *cli.Command {
 	return group("users", "user", "people who sign in to the console",
 		&cli.Command{
 			Name: "list", Usage: "list the tenant's users", Description: "Examples:\n   bc users list",
-			Action: listUsers,
+			Action: listed("iam.users.list", func(u appliance.User) string { return u.ID }, "Tenant %s has no user. Make one with: bc users create NAME --role member", userColumns),
 		},
 		&cli.Command{
 			Name: "get", Usage: "show a user", ArgsUsage: "USER", Description: "Examples:\n   bc users get ada@acme.example",
@@ -125,35 +125,20 @@ func theUser(c *cli.Context) (*session, appliance.User, error) {
 	return s, u, err
 }
 
-func listUsers(c *cli.Context) error {
-	if err := noArguments(c); err != nil {
-		return err
+func userColumns(s *session) []field[appliance.User] {
+	return []field[appliance.User]{
+		{column{head: "NAME"}, func(u appliance.User) string { return u.Name }},
+		{column{head: "ID", drop: 9}, func(u appliance.User) string { return u.ID }},
+		{column{head: "ROLE"}, func(u appliance.User) string { return string(u.Role) }},
+		{column{head: "STATE", state: true}, userState},
+		{column{head: "SIGNS IN BY", drop: 2}, signsInBy},
+		{column{head: "LAST", drop: 1}, func(u appliance.User) string {
+			if u.LastLoginAt == nil {
+				return "never"
+			}
+			return s.ago(*u.LastLoginAt)
+		}},
 	}
-	s, err := open(c)
-	if err != nil {
-		return err
-	}
-	users, err := list[appliance.User](c.Context, s.Client, "iam.users.list", s.inTenant)
-	if err != nil {
-		return err
-	}
-	type row = appliance.User
-	empty := fmt.Sprintf("Tenant %s has no user. Make one with: bc users create NAME --role member", s.tenant)
-	return items(s.printer, users, func(u row) string { return u.ID }, empty, func(us []row) *table {
-		return newTable(us,
-			field[row]{column{head: "NAME"}, func(u row) string { return u.Name }},
-			field[row]{column{head: "ID", drop: 9}, func(u row) string { return u.ID }},
-			field[row]{column{head: "ROLE"}, func(u row) string { return string(u.Role) }},
-			field[row]{column{head: "STATE", state: true}, userState},
-			field[row]{column{head: "SIGNS IN BY", drop: 2}, signsInBy},
-			field[row]{column{head: "LAST", drop: 1}, func(u row) string {
-				if u.LastLoginAt == nil {
-					return "never"
-				}
-				return s.ago(*u.LastLoginAt)
-			}},
-		)
-	})
 }
 
 func userState(u appliance.User) string {
