@@ -124,7 +124,7 @@ func planGovernor(s Scene, want string) Plan {
 	if len(not) > 0 {
 		module := "cpufreq_" + want
 		if !loaded(s.Machine.Root, module) && findModule(s.Machine.Root, module) == moduleFile {
-			p.Steps = append([]Step{{Change: host.Command("modprobe", "--", module), Undo: "the module stays until the next boot"}}, p.Steps...)
+			p.Steps = append(loadSteps([]string{module}), p.Steps...)
 		}
 		p.State = wire.Unsupported
 		if len(set) > 0 {

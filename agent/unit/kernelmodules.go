@@ -1,6 +1,7 @@
 package unit
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"path"
@@ -12,7 +13,8 @@ import (
 )
 
 // kernelModules loads modules by modprobe, each by itself, so that one that is
-// refused holds up no other, and keeps options in a file of modprobe.d.
+// refused holds up no other, and keeps options in a file of modprobe.d. It never
+// unloads one.
 type kernelModules struct{}
 
 const (
@@ -97,20 +99,115 @@ func (kernelModules) Plan(s Scene) Plan {
 	if len(want.Load) == 0 {
 		p.Got = ""
 	}
+	if problem := optionsRefused(root, want); problem != "" {
+		p.State, p.Reason = wire.Failed, problem
+		return p
+	}
 	planOptions(s, want, &p)
 	if p.State == wire.Conflict || p.State == wire.Failed {
 		return p
 	}
+	var load []string
 	for _, name := range want.Load {
 		if !slices.Contains(have, name) && !slices.Contains(missing, name) {
-			p.Steps = append(p.Steps, Step{Change: host.Command("modprobe", "--", name), Undo: "the module stays until the next boot"})
+			load = append(load, name)
 		}
 	}
+	p.Steps = append(p.Steps, loadSteps(load)...)
 	if len(missing) > 0 {
 		release, _ := root.String("/proc/sys/kernel/osrelease")
 		p.State, p.Reason = wire.Failed, fmt.Sprintf("kernel %s has no module %s", release, strings.Join(missing, ", "))
 	}
 	return p
+}
+
+// optionsRefused says which options this machine must not have.
+func optionsRefused(root *host.Root, want *wire.KernelModules) string {
+	if len(want.Options) == 0 {
+		return ""
+	}
+	life := findLifelines(root)
+	for _, name := range sortedKeys(want.Options) {
+		if problem := life.refuse(root, name, want.Options[name]); problem != "" {
+			return problem
+		}
+	}
+	return ""
+}
+
+// loadSteps loads modules, if there are any.
+func loadSteps(names []string) []Step {
+	if len(names) == 0 {
+		return nil
+	}
+	return []Step{{Change: loadModules{names}, Undo: "what is loaded stays until the next boot"}}
+}
+
+// loadModules has modprobe load modules, one after the other.
+type loadModules struct{ names []string }
+
+func (c loadModules) String() string { return "run modprobe -- " + strings.Join(c.names, "; modprobe -- ") }
+
+// Apply tries every module, and says of each that is refused why that may be.
+func (c loadModules) Apply(ctx context.Context, m *host.Machine, _ *host.Journal) error {
+	var all error
+	for _, name := range c.names {
+		err := m.Run(ctx, "modprobe", "--", name)
+		switch {
+		case err == nil:
+		case all == nil:
+			all = fmt.Errorf("%w%s", err, whyNotLoaded(m, err.Error()))
+		default:
+			all = fmt.Errorf("%w; %w%s", all, err, whyNotLoaded(m, err.Error()))
+		}
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	return all
+}
+
+// whyNotLoaded adds to what modprobe said what it means here. The texts are
+// those of the kernel's error numbers (errno(3)), in which it answers
+// finit_module(2): EKEYREJECTED, ENOKEY, EKEYREVOKED, EKEYEXPIRED, EPERM, ENOEXEC.
+func whyNotLoaded(m *host.Machine, said string) string {
+	has := func(words ...string) bool {
+		return slices.ContainsFunc(words, func(w string) bool { return strings.Contains(said, w) })
+	}
+	guard := signatureGuard(m)
+	if disabled, _ := m.String("/proc/sys/kernel/modules_disabled"); disabled == "1" && has("Operation not permitted") {
+		return ". Loading is switched off until the next boot (kernel.modules_disabled): take that out of sysctl.d to have the module"
+	}
+	switch {
+	case has("Key was rejected by service", "Required key not available", "Key has been revoked", "Key has expired"),
+		has("Operation not permitted") && guard != "":
+		if guard == "" {
+			guard = "this kernel checks signatures"
+		}
+		return ". " + strings.ToUpper(guard[:1]) + guard[1:] + ", and no key that this machine trusts has signed the module: " +
+			"sign it, and enrol the key with mokutil --import"
+	case has("Exec format error", "Invalid module format", "disagrees about version"):
+		release, _ := m.String("/proc/sys/kernel/osrelease")
+		return ". The module was built for another kernel: install the one for " + release
+	}
+	return ""
+}
+
+// signatureGuard is what has the kernel refuse modules that nobody it trusts has
+// signed, "" if nothing is known to.
+func signatureGuard(m *host.Machine) string {
+	if on, _ := m.SecureBoot(); on {
+		return "Secure Boot is on"
+	}
+	if enforced, _ := m.String("/sys/module/module/parameters/sig_enforce"); enforced == "Y" {
+		return "this kernel takes signed modules only (module.sig_enforce)"
+	}
+	modes, _ := m.String("/sys/kernel/security/lockdown") // none [integrity] confidentiality
+	_, mode, _ := strings.Cut(modes, "[")
+	if mode, _, _ = strings.Cut(mode, "]"); mode != "" && mode != "none" {
+		return "the kernel is locked down (" + mode + ")"
+	}
+	return ""
 }
 
 // alias reports whether a name that is no module's may be one's alias, which
@@ -273,8 +370,6 @@ func (kernelModules) Remove(s Scene) []Step {
 func explain(err error) string {
 	text := err.Error()
 	switch {
-	case strings.Contains(text, "Key was rejected by service"), strings.Contains(text, "Required key not available"):
-		return text + ". Secure Boot is on and no key that this machine trusts has signed the module: sign it, and enrol the key with mokutil --import"
 	case strings.Contains(text, "read-only file system"):
 		return text + ". This system keeps its configuration elsewhere; set it there, or take the unit out of the policy"
 	case strings.Contains(text, "no space left on device"):
