@@ -146,7 +146,9 @@ func loadSteps(names []string) []Step {
 // loadModules has modprobe load modules, one after the other.
 type loadModules struct{ names []string }
 
-func (c loadModules) String() string { return "run modprobe -- " + strings.Join(c.names, "; modprobe -- ") }
+func (c loadModules) String() string {
+	return "run modprobe -- " + strings.Join(c.names, "; modprobe -- ")
+}
 
 // Apply tries every module, and says of each that is refused why that may be.
 func (c loadModules) Apply(ctx context.Context, m *host.Machine, _ *host.Journal) error {
