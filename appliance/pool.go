@@ -287,6 +287,7 @@ type Rollup struct {
 	Total         int     `json:"total"`
 	Allocated     int     `json:"allocated"`
 	Available     int     `json:"available"`
+	Releasing     int     `json:"releasing,omitempty" doc:"Given back, and not free until the node has said that nobody holds it any more."`
 	Fragmentation float64 `json:"fragmentation" minimum:"0" maximum:"1" doc:"How scattered what is available is: 0 if it could not lie in larger pieces, nearer to 1 the smaller they are."`
 }
 

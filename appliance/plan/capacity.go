@@ -12,6 +12,7 @@ type tally struct {
 	nodes, schedulable   int
 	healthy, unhealthy   int
 	freeNodes, freeGPUs  int
+	releasing            int                  // atoms
 	holding              [scalarCount + 1]int // nodes that have the resource
 	total, booked, avail [scalarCount + 1]int64
 }
@@ -29,7 +30,7 @@ func (n *node) tally() tally {
 	if n.role != appliance.RoleHost {
 		return t
 	}
-	if n.takes() && len(n.shares) == 0 {
+	if n.takes() && len(n.shares) == 0 && n.releasing == nil {
 		t.freeNodes = 1
 	}
 	for i, present := range n.shape.value.present {
@@ -47,11 +48,12 @@ func (n *node) tally() tally {
 	booked, free := len(n.strays)+int(n.bookedAtoms()), 0
 	for i := range n.uuids {
 		free += bits.OnesCount64(n.freeAtoms(i))
-		if n.takes() && n.booked[i] == 0 && n.healthy&(1<<i) != 0 {
+		if n.takes() && n.booked[i]|n.releasingOf(i) == 0 && (n.healthy&^n.waits)&(1<<i) != 0 {
 			t.freeGPUs++
 		}
 	}
-	t.holding[atomRow], t.total[atomRow], t.booked[atomRow] = 1, int64(booked+free), int64(booked)
+	t.releasing = n.releasingAtoms()
+	t.holding[atomRow], t.total[atomRow], t.booked[atomRow] = 1, int64(booked+free+t.releasing), int64(booked)
 	if n.takes() {
 		t.avail[atomRow] = int64(free)
 	}
@@ -65,6 +67,7 @@ func (t *tally) add(o tally, sign int) {
 	t.unhealthy += sign * o.unhealthy
 	t.freeNodes += sign * o.freeNodes
 	t.freeGPUs += sign * o.freeGPUs
+	t.releasing += sign * o.releasing
 	for i := range o.total {
 		t.holding[i] += sign * o.holding[i]
 		t.total[i] += int64(sign) * o.total[i]
@@ -78,11 +81,12 @@ func (t *tally) add(o tally, sign int) {
 // default host share.
 //
 // Only nodes of role host add resources. Total counts what is booked and what
-// could be: free atoms of unhealthy GPUs are no part of it. Available is what
-// nodes that take bookings have free, so it is less than total minus allocated
-// while nodes do not. Largest is the most that Place would put on one node now,
-// asked for alone. A pool without nodes has none of these, in maps that are not
-// nil.
+// could be: free atoms of unhealthy GPUs, and of those that wait for another MIG
+// layout, are no part of it. Available is what nodes that take bookings have
+// free, so it is less than total minus allocated while nodes do not, and while
+// some is Releasing: given back and not yet free. Largest is the most that Place
+// would put on one node now, asked for alone. A pool without nodes has none of
+// these, in maps that are not nil.
 func (x *Index) Capacity(poolID string, perGPU appliance.Amounts) appliance.Capacity {
 	c := appliance.Capacity{PoolID: poolID, Resources: map[string]appliance.Rollup{}, Largest: map[string]int{}}
 	p := x.pools[poolID]
@@ -102,9 +106,13 @@ func (x *Index) Capacity(poolID string, perGPU appliance.Amounts) appliance.Capa
 		if i != atomRow {
 			resource = appliance.Scalars[i]
 		}
-		c.Resources[resource] = appliance.Rollup{
+		rollup := appliance.Rollup{
 			Total: int(t.total[i]), Allocated: int(t.booked[i]), Available: int(t.avail[i]), Fragmentation: scattered[i].share(),
 		}
+		if i == atomRow {
+			rollup.Releasing = t.releasing
+		}
+		c.Resources[resource] = rollup
 		c.Largest[resource] = x.largest(p, resource, perGPU)
 	}
 	return c

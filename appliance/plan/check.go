@@ -69,6 +69,9 @@ func (n *node) check() error {
 	for _, set := range fresh.booked {
 		held += bits.OnesCount64(set)
 	}
+	if err := fresh.checkReleasing(n.releasing); err != nil {
+		return err
+	}
 	switch {
 	case held != atoms:
 		return n.bookedTwice()
@@ -80,6 +83,34 @@ func (n *node) check() error {
 		return errors.New("CPUs set aside differ from its bookings")
 	case n.leased != fresh.leased || !sameMemory(n.memoryMiB, fresh.memoryMiB):
 		return errors.New("memory or lease differ from its bookings")
+	}
+	return nil
+}
+
+// checkReleasing holds what is being released to the node's bookings, of which
+// it is no part.
+func (n *node) checkReleasing(have *releasing) error {
+	if have == nil {
+		return nil
+	}
+	marked := slices.Clone(have.atoms)
+	n.releasing = nil
+	seen := map[string]bool{}
+	for i, r := range have.of {
+		if i > 0 && have.of[i-1].ReservationID >= r.ReservationID {
+			return fmt.Errorf("what it releases is out of order at reservation %s", r.ReservationID)
+		}
+		for _, name := range r.Atoms {
+			if n.isBooked(name) || seen[name] {
+				return fmt.Errorf("%s is kept by reservation %s, which has ended, and by another", name, r.ReservationID)
+			}
+			seen[name] = true
+		}
+	}
+	n.releasing = &releasing{of: have.of}
+	n.markReleasing()
+	if n.releasing == nil || !slices.Equal(n.releasing.atoms, marked) {
+		return errors.New("atoms that are kept differ from those of the ended reservations")
 	}
 	return nil
 }

@@ -106,7 +106,7 @@ func (a *ask) lackOf(n *node) lack {
 		l.rows[i] = e.free[i] < least
 	}
 	if a.whole {
-		l.whole = len(n.shares) > 0 || n.healthy != low(len(n.uuids))
+		l.whole = len(n.shares) > 0 || n.releasing != nil || n.healthy&^n.waits != low(len(n.uuids))
 	} else if !l.rows[vcpuIndex] {
 		l.cpus = !n.hasCPUs(a.scalars[vcpuIndex], a.pinned)
 	}
@@ -165,8 +165,14 @@ func (a *ask) words(l lack) []string {
 		if len(n.shares) > 0 {
 			out = append(out, fmt.Sprintf("%s on the machine, which must be wholly free", plural(len(n.shares), "booking")))
 		}
+		if count := n.releasingAtoms(); count > 0 {
+			out = append(out, plural(count, a.pool.atomWord())+" being released")
+		}
 		if sick := len(n.uuids) - bits.OnesCount64(n.healthy); sick > 0 {
 			out = append(out, fmt.Sprintf("%d of %s unhealthy", sick, plural(len(n.uuids), "GPU")))
+		}
+		if n.waits != 0 {
+			out = append(out, plural(bits.OnesCount64(n.waits), "GPU")+" waiting for another MIG layout")
 		}
 	}
 	if l.atoms > 0 {
@@ -213,10 +219,17 @@ func (a *ask) selectorWords(n *node) []string {
 func (a *ask) atomWords(n *node) string {
 	free, all := a.countAtoms(n)
 	sick := ""
+	if count := n.releasingAtoms(); count > 0 {
+		sick = fmt.Sprintf(" (%d being released)", count)
+	}
+	if count := bits.OnesCount64(n.waits); count > 0 {
+		sick += fmt.Sprintf(" (%s waiting for another MIG layout)", plural(count, "GPU"))
+	}
 	if count := len(n.uuids) - bits.OnesCount64(n.healthy); count > 0 {
-		sick = fmt.Sprintf(" (%d unhealthy)", count)
 		if a.resource == appliance.ResourceMIG {
-			sick = fmt.Sprintf(" (%s unhealthy)", plural(count, "GPU"))
+			sick += fmt.Sprintf(" (%s unhealthy)", plural(count, "GPU"))
+		} else {
+			sick += fmt.Sprintf(" (%d unhealthy)", count)
 		}
 	}
 	if a.resource == appliance.ResourceSlot && !a.whole {
@@ -234,6 +247,17 @@ func (a *ask) atomNoun(n int) string {
 		return plural(n, "slot")
 	}
 	return plural(n, "GPU")
+}
+
+// atomWord is what one atom of a pool is called.
+func (p *pool) atomWord() string {
+	switch p.kind {
+	case instances:
+		return "MIG instance"
+	case gpuSlots:
+		return "slot"
+	}
+	return "GPU"
 }
 
 func plural(n int, noun string) string {

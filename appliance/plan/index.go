@@ -98,7 +98,7 @@ func (x *Index) PutNode(facts Node) (previous *Node, err error) {
 	if p := x.pools[facts.PoolID]; p != nil && p.sharing != facts.Sharing && !(p.tally.nodes == 1 && old != nil && old.pool == p) {
 		return nil, fmt.Errorf("node %s is shared as %s, its pool %s as %s", facts.ID, facts.Sharing, p.id, p.sharing)
 	}
-	if old != nil && len(old.shares) > 0 && (old.pool.id != facts.PoolID || old.pool.sharing != facts.Sharing) {
+	if old != nil && (len(old.shares) > 0 || old.releasing != nil) && (old.pool.id != facts.PoolID || old.pool.sharing != facts.Sharing) {
 		return nil, fmt.Errorf("node %s has bookings in pool %s: it cannot change its pool or how that is shared", facts.ID, old.pool.id)
 	}
 	if err := x.checkTopology(&facts); err != nil {
@@ -120,13 +120,14 @@ func (x *Index) PutNode(facts Node) (previous *Node, err error) {
 	for _, s := range n.shares {
 		n.take(s)
 	}
+	n.markReleasing()
 	x.nodes[n.id] = n
 	x.enter(n)
 	return previous, nil
 }
 
 // DropNode forgets a node without bookings and gives back its facts. It refuses
-// a booked node; a node that is not there is nil without an error.
+// a booked node and one of which ended reservations keep something; a node that is not there is nil without an error.
 func (x *Index) DropNode(id string) (previous *Node, err error) {
 	n := x.nodes[id]
 	if n == nil {
@@ -134,6 +135,9 @@ func (x *Index) DropNode(id string) (previous *Node, err error) {
 	}
 	if len(n.shares) > 0 {
 		return nil, fmt.Errorf("node %s is booked by reservation %s", id, n.shares[0].booking.id)
+	}
+	if n.releasing != nil {
+		return nil, fmt.Errorf("reservation %s still keeps atoms of node %s", n.releasing.of[0].ReservationID, id)
 	}
 	was := n.facts()
 	x.leave(n)
@@ -204,11 +208,14 @@ func (n *node) setDevices(devices []Device) {
 	}
 	rest := all.String()
 	n.uuids = make([]string, len(devices))
-	n.healthy, n.reasons, n.parts = 0, nil, nil
+	n.healthy, n.waits, n.reasons, n.parts = 0, 0, nil, nil
 	for i, d := range devices {
 		n.uuids[i], rest = rest[:len(d.UUID)], rest[len(d.UUID):]
 		if d.Healthy {
 			n.healthy |= 1 << i
+		}
+		if d.Waits {
+			n.waits |= 1 << i
 		}
 		if d.HealthReason != "" {
 			if n.reasons == nil {

@@ -67,7 +67,7 @@ func (a *ask) soonest(n *node, end func(string) (int64, bool)) (soon, bool) {
 		return soon{}, false
 	}
 	empty := *n
-	empty.shares = nil
+	empty.shares, empty.releasing = nil, nil
 	empty.reset()
 	e := empty.entry()
 	free, _ := a.countAtoms(&empty)

@@ -18,6 +18,7 @@ import (
 type model struct {
 	nodes    map[string]Node
 	bookings map[string]Booking
+	held     map[string]map[string][]string // by node and ended reservation: atoms that are not free yet
 }
 
 func (m *model) atoms(d Device, n Node, profile string) []string {
@@ -59,10 +60,15 @@ func (m *model) free(n Node, profile string) map[string][]string {
 			taken[a] = true
 		}
 	}
+	for _, atoms := range m.held[n.ID] {
+		for _, a := range atoms {
+			taken[a] = true
+		}
+	}
 	out := map[string][]string{}
 	for _, d := range n.Devices {
 		for _, a := range m.atoms(d, n, profile) {
-			if d.Healthy && !taken[a] {
+			if d.Healthy && !d.Waits && !taken[a] {
 				out[d.UUID] = append(out[d.UUID], a)
 			}
 		}
@@ -195,8 +201,8 @@ func (m *model) fits(n Node, r Request, profile string) (left int, ok bool) {
 		for _, atoms := range m.free(n, "") {
 			count += len(atoms)
 		}
-		sick := slices.ContainsFunc(n.Devices, func(d Device) bool { return !d.Healthy })
-		return count - asked, !sick && len(m.on(n.ID)) == 0
+		sick := slices.ContainsFunc(n.Devices, func(d Device) bool { return !d.Healthy || d.Waits })
+		return count - asked, !sick && len(m.on(n.ID)) == 0 && len(m.held[n.ID]) == 0
 	}
 	if want := scalars[appliance.ResourceVCPU] / r.Nodes; want > 0 {
 		if have, exclusive := m.cpus(n, r.Binding == appliance.BindInstance); exclusive && have < want {
@@ -259,6 +265,7 @@ func drawNode(t *rapid.T, id string, sharing appliance.Sharing) Node {
 		if !d.Healthy {
 			d.HealthReason = "Xid 79"
 		}
+		d.Waits = sharing == appliance.SharingMIG && rapid.IntRange(0, 5).Draw(t, "waits") == 0
 		for j := range gpus {
 			if j != i && j/joined == i/joined {
 				d.NVLinkPeers = append(d.NVLinkPeers, fmt.Sprintf("GPU-%s-%d", id, j))

@@ -55,6 +55,9 @@ type Device struct {
 	NUMANode     int    `json:"numaNode"` // -1: not known
 	Healthy      bool   `json:"healthy"`
 	HealthReason string `json:"healthReason,omitempty"`
+	// Waits says that the GPU is to get another MIG layout as soon as nothing of
+	// it is booked: none of it is booked anew.
+	Waits bool `json:"waits,omitempty"`
 	// NVLinkPeers are UUIDs of GPUs of the same node. Others are passed over.
 	NVLinkPeers []string   `json:"nvlinkPeers,omitempty"`
 	Instances   []Instance `json:"instances,omitempty"` // MIG instances, at most 64

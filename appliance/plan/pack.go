@@ -34,6 +34,8 @@ type packedOwn struct {
 	UUIDs         []string       `json:"uuids,omitempty"`
 	Unhealthy     map[int]string `json:"unhealthy,omitempty"`
 	Instances     [][]Instance   `json:"instances,omitempty"`
+	Waits         []int          `json:"waits,omitempty"`
+	Replicas      int            `json:"replicas,omitempty"`
 	Schedulable   bool           `json:"schedulable"`
 	Unschedulable string         `json:"unschedulable,omitempty"`
 }
@@ -43,7 +45,7 @@ var packing = json.JoinOptions(json.Deterministic(true), jsonv1.OmitEmptyWithLeg
 // Pack gives the node's facts in their small form.
 func (n *Node) Pack() (Packed, error) {
 	shape := packedShape{Topology: n.Topology, Devices: make([]packedDevice, len(n.Devices))}
-	own := packedOwn{Schedulable: n.Schedulable, Unschedulable: n.Unschedulable, UUIDs: make([]string, len(n.Devices))}
+	own := packedOwn{Replicas: n.Replicas, Schedulable: n.Schedulable, Unschedulable: n.Unschedulable, UUIDs: make([]string, len(n.Devices))}
 	at := make(map[string]int, len(n.Devices))
 	for i, d := range n.Devices {
 		at[d.UUID] = i
@@ -61,6 +63,9 @@ func (n *Node) Pack() (Packed, error) {
 				own.Unhealthy = map[int]string{}
 			}
 			own.Unhealthy[i] = d.HealthReason
+		}
+		if d.Waits {
+			own.Waits = append(own.Waits, i)
 		}
 		if len(d.Instances) > 0 {
 			if own.Instances == nil {
@@ -124,6 +129,9 @@ func (u *Unpacker) Unpack(p Packed, n *Node) error {
 	}
 	n.Attributes, n.Topology = attributes, shape.Topology
 	n.Schedulable, n.Unschedulable = own.Schedulable, own.Unschedulable
+	if own.Replicas > 0 { // facts that were packed before they had it are the pool's
+		n.Replicas = own.Replicas
+	}
 	n.Devices = make([]Device, len(shape.Devices))
 	for i, d := range shape.Devices {
 		reason, sick := own.Unhealthy[i]
@@ -134,6 +142,12 @@ func (u *Unpacker) Unpack(p Packed, n *Node) error {
 		if own.Instances != nil {
 			n.Devices[i].Instances = own.Instances[i]
 		}
+	}
+	for _, i := range own.Waits {
+		if i < 0 || i >= len(n.Devices) {
+			return fmt.Errorf("node %s has no GPU %d of %d to wait", n.ID, i, len(n.Devices))
+		}
+		n.Devices[i].Waits = true
 	}
 	return nil
 }

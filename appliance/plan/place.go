@@ -226,7 +226,7 @@ func siftDown(queue []head, i int) {
 func (a *ask) fits(n *node) bool {
 	if a.whole {
 		free, _ := a.countAtoms(n)
-		return len(n.shares) == 0 && n.healthy == low(len(n.uuids)) && free >= a.atoms
+		return len(n.shares) == 0 && n.releasing == nil && n.healthy&^n.waits == low(len(n.uuids)) && free >= a.atoms
 	}
 	return n.hasCPUs(a.scalars[vcpuIndex], a.pinned)
 }

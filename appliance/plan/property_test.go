@@ -27,6 +27,7 @@ func snapshot(x *Index) string {
 		facts := n.facts()
 		topology := facts.Topology
 		facts.Topology = nil
+		fmt.Fprintf(&b, "releasing %v", x.Releasing(id))
 		fmt.Fprintf(&b, "%+v %+v booked %v strays %q allocated %v cpus %v memory %v leased %v\n",
 			facts, topology, n.booked, n.strays, n.allocated, cpus, memory, n.leased)
 		for _, s := range n.shares {
@@ -88,12 +89,12 @@ type history struct {
 var nodeIDs = []string{"node_1", "node_2", "node_3", "node_4", "node_5"}
 
 func runHistory(t *rapid.T, sharing appliance.Sharing) {
-	h := &history{x: NewIndex(), m: &model{nodes: map[string]Node{}, bookings: map[string]Booking{}}, sharing: sharing}
+	h := &history{x: NewIndex(), m: &model{nodes: map[string]Node{}, bookings: map[string]Booking{}, held: map[string]map[string][]string{}}, sharing: sharing}
 	for range rapid.IntRange(1, 5).Draw(t, "first nodes") {
 		h.put(t)
 	}
 	t.Repeat(map[string]func(*rapid.T){
-		"book": h.book, "book again": h.book, "release": h.release, "put": h.put, "drop": h.drop, "": h.check,
+		"book": h.book, "book again": h.book, "release": h.release, "free": h.free, "put": h.put, "drop": h.drop, "": h.check,
 	})
 }
 
@@ -118,7 +119,7 @@ func (h *history) undone(t *rapid.T, what string, do, undo func()) {
 func (h *history) put(t *rapid.T) {
 	n := drawNode(t, rapid.SampledFrom(nodeIDs).Draw(t, "id"), h.sharing)
 	old, had := h.m.nodes[n.ID]
-	if len(h.m.on(n.ID)) > 0 {
+	if len(h.m.on(n.ID))+len(h.m.held[n.ID]) > 0 {
 		n.PoolID = old.PoolID
 	}
 	put := func(n Node) *Node {
@@ -153,7 +154,7 @@ func (h *history) put(t *rapid.T) {
 func (h *history) drop(t *rapid.T) {
 	id := rapid.SampledFrom(nodeIDs).Draw(t, "id")
 	previous, err := h.x.DropNode(id)
-	if booked := len(h.m.on(id)) > 0; (err != nil) != booked {
+	if booked := len(h.m.on(id))+len(h.m.held[id]) > 0; (err != nil) != booked {
 		t.Fatalf("DropNode of %s is %v; booked is %v", id, err, booked)
 	}
 	if err != nil || previous == nil {
@@ -222,7 +223,49 @@ func (h *history) release(t *rapid.T) {
 	if diff := cmp.Diff(h.m.bookings[id], got); !ok || diff != "" {
 		t.Fatalf("Release gives another booking back (-booked +released):\n%s", diff)
 	}
+	for _, p := range h.m.bookings[id].Placements {
+		if len(p.Atoms) > 0 && rapid.Bool().Draw(t, "walled") {
+			h.hold(t, p.NodeID, id, p.Atoms)
+		}
+	}
 	delete(h.m.bookings, id)
+}
+
+// hold keeps what a reservation had from being booked: its wall is not gone yet.
+func (h *history) hold(t *rapid.T, node, id string, atoms []string) {
+	h.undone(t, "Hold", func() { must(t, h.x.Hold(node, id, atoms)) }, func() {
+		if diff := cmp.Diff(atoms, h.x.Free(node, id)); diff != "" {
+			t.Fatalf("Free gives other atoms (-held +freed):\n%s", diff)
+		}
+	})
+	must(t, h.x.Hold(node, id, atoms))
+	if h.x.Hold(node, id, atoms) == nil || h.x.Hold(node, "res_other", atoms) == nil {
+		t.Fatal("what is held is held twice")
+	}
+	if h.x.Book(Booking{ReservationID: "res_other", PoolID: h.m.nodes[node].PoolID, Placements: []appliance.Placement{{
+		NodeID: node, Atoms: atoms[:1], Amounts: appliance.Amounts{h.sharing.Resource(): 1},
+	}}}) == nil {
+		t.Fatal("what is held is booked")
+	}
+	if h.m.held[node] == nil {
+		h.m.held[node] = map[string][]string{}
+	}
+	h.m.held[node][id] = atoms
+}
+
+// free ends what an ended reservation keeps of a node.
+func (h *history) free(t *rapid.T) {
+	for _, node := range slices.Sorted(maps.Keys(h.m.held)) {
+		for _, id := range slices.Sorted(maps.Keys(h.m.held[node])) {
+			if !rapid.Bool().Draw(t, "gone") {
+				continue
+			}
+			atoms := h.m.held[node][id]
+			h.undone(t, "Free", func() { h.x.Free(node, id) }, func() { must(t, h.x.Hold(node, id, atoms)) })
+			h.x.Free(node, id)
+			delete(h.m.held[node], id)
+		}
+	}
 }
 
 // check holds the index to its own rules, and to one that was filled in another
@@ -240,6 +283,12 @@ func (h *history) check(t *rapid.T) {
 	for _, id := range rapid.Permutation(slices.Sorted(maps.Keys(h.m.bookings))).Draw(t, "bookings") {
 		must(t, other.Book(h.m.bookings[id]))
 	}
+	for node, held := range h.m.held {
+		for id, atoms := range held {
+			must(t, other.Hold(node, id, atoms))
+		}
+	}
+	h.checkReleasing(t)
 	if diff := cmp.Diff(snapshot(h.x), snapshot(other)); diff != "" {
 		t.Fatalf("the index depends on the order in which it was filled:\n%s", diff)
 	}
@@ -248,5 +297,28 @@ func (h *history) check(t *rapid.T) {
 	b, okB := other.Place(r)
 	if diff := cmp.Diff(a, b); okA != okB || diff != "" {
 		t.Fatalf("the decision depends on the order in which the index was filled:\n%s", diff)
+	}
+}
+
+// checkReleasing holds what a pool says is being released to the model: what is
+// still one of its atoms, counted once.
+func (h *history) checkReleasing(t *rapid.T) {
+	for _, pool := range []string{"pool_a", "pool_b"} {
+		want := 0
+		for id, n := range h.m.nodes {
+			for _, d := range n.Devices {
+				for _, atom := range h.m.atoms(d, n, "") {
+					for _, atoms := range h.m.held[id] {
+						if n.PoolID == pool && n.Role == appliance.RoleHost && slices.Contains(atoms, atom) {
+							want++
+						}
+					}
+				}
+			}
+		}
+		got := h.x.Capacity(pool, nil).Resources[h.sharing.Resource()]
+		if got.Releasing != want || got.Allocated+got.Available+got.Releasing > got.Total {
+			t.Fatalf("%s says %+v, the model releases %d", pool, got, want)
+		}
 	}
 }

@@ -30,6 +30,7 @@ type node struct {
 	total    [scalarCount]int32 // of the rows
 	uuids    []string           // of the GPUs, in order
 	healthy  uint64             // GPUs
+	waits    uint64             // GPUs that wait for another MIG layout
 	reasons  map[string]string  // UUID to why it is unhealthy; nil if all are well
 	parts    [][]Instance       // MIG instances of each GPU; nil if there are none
 
@@ -40,6 +41,8 @@ type node struct {
 	cpus      cpuBits // set aside
 	memoryMiB []int64 // booked on each memory node of the topology; nil: nothing
 	leased    bool    // whole, by a booking that binds the node
+
+	releasing *releasing // what ended reservations still keep; nil if nothing
 
 	keptFor string // the reservation for which the node is kept free; "" if there is none
 }
@@ -110,10 +113,10 @@ func low(n int) uint64 { return 1<<n - 1 }
 
 // freeAtoms is the set of atoms of the i-th GPU that can be booked.
 func (n *node) freeAtoms(i int) uint64 {
-	if n.healthy&(1<<i) == 0 {
+	if (n.healthy&^n.waits)&(1<<i) == 0 {
 		return 0
 	}
-	return n.atomsOf(i) &^ n.booked[i]
+	return n.atomsOf(i) &^ n.booked[i] &^ n.releasingOf(i)
 }
 
 // freeOf narrows freeAtoms to MIG instances of one profile.
@@ -165,8 +168,11 @@ func (n *node) findAtom(name string) (device, atom int, ok bool) {
 	}
 }
 
-// isBooked tells whether any booking holds the atom.
+// isBooked tells whether any booking holds the atom, or one that has ended.
 func (n *node) isBooked(name string) bool {
+	if n.isReleasing(name) {
+		return true
+	}
 	if i, at, ok := n.findAtom(name); ok {
 		return n.booked[i]&(1<<at) != 0
 	}
@@ -345,7 +351,7 @@ func (n *node) facts() Node {
 	for i, p := range n.layout.value.devices {
 		d := Device{
 			UUID: n.uuids[i], Index: p.index, Address: p.address, NUMANode: p.numa,
-			Healthy: n.healthy&(1<<i) != 0, HealthReason: n.reasons[n.uuids[i]],
+			Healthy: n.healthy&(1<<i) != 0, HealthReason: n.reasons[n.uuids[i]], Waits: n.waits&(1<<i) != 0,
 		}
 		for m := p.peers; m != 0; m &= m - 1 {
 			d.NVLinkPeers = append(d.NVLinkPeers, n.uuids[bits.TrailingZeros64(m)])
