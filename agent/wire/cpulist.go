@@ -198,6 +198,10 @@ func (s CPUSet) CPUs() []int {
 	return cpus
 }
 
+// Words are the members as bits: bit i of word w is 64*w+i. They must not be
+// changed.
+func (s CPUSet) Words() []uint64 { return s.words }
+
 // Equal reports whether both sets have the same members.
 func (s CPUSet) Equal(t CPUSet) bool { return slices.Equal(s.words, t.words) }
 

@@ -2,6 +2,7 @@ package plan
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -28,6 +29,10 @@ type Index struct {
 
 	classCount  uint32   // numbers of classes that were ever in use
 	freeClasses []uint32 // those that are not
+
+	lastClass lastClass
+
+	filling bool // nodes do not count in their pools yet: see Fill
 }
 
 // pool is what the index keeps of one pool: it is there while it has nodes.
@@ -95,6 +100,9 @@ func (x *Index) PutNode(facts Node) (previous *Node, err error) {
 		return nil, err
 	}
 	old := x.nodes[facts.ID]
+	if old != nil && x.filling {
+		return nil, fmt.Errorf("node %s is put twice", facts.ID)
+	}
 	if p := x.pools[facts.PoolID]; p != nil && p.sharing != facts.Sharing && !(p.tally.nodes == 1 && old != nil && old.pool == p) {
 		return nil, fmt.Errorf("node %s is shared as %s, its pool %s as %s", facts.ID, facts.Sharing, p.id, p.sharing)
 	}
@@ -122,8 +130,26 @@ func (x *Index) PutNode(facts Node) (previous *Node, err error) {
 	}
 	n.markReleasing()
 	x.nodes[n.id] = n
-	x.enter(n)
+	if !x.filling {
+		x.enter(n)
+	}
 	return previous, nil
+}
+
+// Fill makes an index of what is stored: fill puts every node, once, and books
+// what is booked. Each node is then put in its place once and not for each of
+// its bookings, which is most of the work. When fill fails there is no index.
+func Fill(fill func(*Index) error) (*Index, error) {
+	x := NewIndex()
+	x.filling = true
+	if err := fill(x); err != nil {
+		return nil, err
+	}
+	x.filling, x.lastClass = false, lastClass{}
+	for _, n := range slices.SortedFunc(maps.Values(x.nodes), compareNodes) {
+		x.enter(n)
+	}
+	return x, nil
 }
 
 // DropNode forgets a node without bookings and gives back its facts. It refuses
@@ -178,10 +204,8 @@ func (x *Index) describe(n *node, facts *Node) {
 	}
 	n.pool.sharing, n.pool.kind = facts.Sharing, kindOf(facts.Sharing)
 
-	n.class = x.class(facts.Attributes)
-	places := layoutOf(devices)
-	x.key = appendLayoutKey(x.key[:0], places)
-	n.layout = x.layouts.hold(x.key, func() *layout { return newLayout(places) })
+	n.class = x.class(facts)
+	n.layout = x.layout(facts, devices)
 	n.topology = x.topology(facts)
 
 	var shape rowShape
@@ -320,13 +344,17 @@ func (x *Index) Book(b Booking) error {
 	}
 	for i := range made.shares {
 		s := &made.shares[i]
-		s.node.uncount()
+		if !x.filling {
+			s.node.uncount()
+		}
 		at, _ := slices.BinarySearchFunc(s.node.shares, made.id, func(s *share, id string) int {
 			return strings.Compare(s.booking.id, id)
 		})
 		s.node.shares = slices.Insert(s.node.shares, at, s)
 		s.node.take(s)
-		s.node.count()
+		if !x.filling {
+			s.node.count()
+		}
 	}
 	x.bookings[made.id] = made
 	return nil
@@ -375,7 +403,10 @@ func (x *Index) prepare(b Booking) (*booking, error) {
 	}
 	made := &booking{id: b.ReservationID, tenant: b.TenantID, pool: b.PoolID, binding: b.Binding}
 	made.shares = make([]share, len(b.Placements))
-	on := make(map[string]bool, len(b.Placements))
+	var on map[string]bool // the nodes before, if there are more than one
+	if len(b.Placements) > 1 {
+		on = make(map[string]bool, len(b.Placements))
+	}
 	for i := range b.Placements {
 		p := &b.Placements[i]
 		n := x.nodes[p.NodeID]
@@ -387,7 +418,9 @@ func (x *Index) prepare(b Booking) (*booking, error) {
 		case on[p.NodeID]:
 			return nil, fmt.Errorf("node %s stands in it twice", p.NodeID)
 		}
-		on[p.NodeID] = true
+		if on != nil {
+			on[p.NodeID] = true
+		}
 		made.pool = n.pool.id
 		made.shares[i] = share{booking: made, node: n}
 		if err := made.shares[i].fill(p); err != nil {
@@ -435,17 +468,48 @@ func (s *share) fill(p *appliance.Placement) error {
 	if err != nil {
 		return err
 	}
-	for _, cpu := range set.CPUs() {
-		if n.cpus.has(cpu) {
-			return fmt.Errorf("CPU %d is booked already", cpu)
-		}
+	if cpu := n.cpus.common(set); cpu >= 0 {
+		return fmt.Errorf("CPU %d is booked already", cpu)
 	}
 	_, err = wire.ParseCPUList(s.memoryNodes)
 	return err
 }
 
-// class holds the attributes but for the hostname, which no two nodes share.
-func (x *Index) class(given map[string]string) *class {
+// layout holds where the node's GPUs are.
+func (x *Index) layout(facts *Node, devices []Device) *shared[*layout] {
+	var places []place
+	if u := facts.Unpacked; u != nil && len(devices) > 0 && &devices[0] == &facts.Devices[0] { // they were in order
+		places = u.places
+	} else {
+		places = layoutOf(devices)
+	}
+	x.key = appendLayoutKey(x.key[:0], places)
+	return x.layouts.hold(x.key, func() *layout { return newLayout(places) })
+}
+
+// class holds the node's attributes. While many nodes are put, like ones come
+// with one between them.
+func (x *Index) class(facts *Node) *class {
+	u := facts.Unpacked
+	if u == nil || !x.filling {
+		return x.newClass(facts.Attributes)
+	}
+	if l := &x.lastClass; l.held == nil || l.text != u.attributes {
+		*l = lastClass{text: u.attributes, held: x.newClass(facts.Attributes)}
+	} else {
+		l.held.held++
+	}
+	return x.lastClass.held
+}
+
+// lastClass remembers the class of the node that was put last.
+type lastClass struct {
+	text string
+	held *class
+}
+
+// newClass holds the attributes but for the hostname, which no two nodes share.
+func (x *Index) newClass(given map[string]string) *class {
 	names := make([]string, 0, len(given))
 	for name := range given {
 		if name != AttributeHostname {

@@ -45,6 +45,9 @@ type Node struct {
 	// Topology is nil where it is not known: no CPUs are then set aside. It must
 	// not be changed once the node was put: nodes may share one.
 	Topology *Topology `json:"topology,omitempty"`
+
+	// Unpacked is set by an [Unpacker] alone.
+	Unpacked *Unpacked `json:"-"`
 }
 
 // Device is one GPU that can be booked. Display-only GPUs are none.
@@ -191,7 +194,11 @@ func checkFacts(n *Node) error {
 	}
 	for i := range n.Devices {
 		d := &n.Devices[i]
-		if d.UUID == "" || slices.ContainsFunc(n.Devices[:i], func(o Device) bool { return o.UUID == d.UUID }) {
+		twice := d.UUID == ""
+		for j := range i {
+			twice = twice || n.Devices[j].UUID == d.UUID
+		}
+		if twice {
 			return fmt.Errorf("node %s names GPU %q twice or without a UUID", n.ID, d.UUID)
 		}
 		if len(d.Instances) > maxAtoms {
@@ -249,7 +256,11 @@ func devicesInOrder(devices []Device) []Device {
 	order := func(a, b Device) int {
 		return cmp.Or(cmp.Compare(a.Index, b.Index), strings.Compare(a.Address, b.Address), strings.Compare(a.UUID, b.UUID))
 	}
-	if slices.IsSortedFunc(devices, order) {
+	sorted := true
+	for i := 1; i < len(devices) && sorted; i++ {
+		sorted = devices[i-1].Index < devices[i].Index || order(devices[i-1], devices[i]) <= 0
+	}
+	if sorted {
 		return devices
 	}
 	return slices.SortedFunc(slices.Values(devices), order)

@@ -2,6 +2,7 @@ package plan
 
 import (
 	"fmt"
+	"strings"
 
 	"github.com/go-json-experiment/json"
 	jsonv1 "github.com/go-json-experiment/json/v1"
@@ -94,23 +95,50 @@ func (n *Node) Pack() (Packed, error) {
 	return p, nil
 }
 
-// Unpacker reads packed facts. What nodes share it reads once, and gives each
-// the same topology and attributes, which must not be changed.
+// Unpacker reads packed facts for an index. What nodes share it reads once, and
+// gives each the same topology and attributes, which must not be changed.
 type Unpacker struct {
-	shapes     map[string]*packedShape
+	shapes     map[string]*unpackedShape
 	attributes map[string]map[string]string
 }
 
-// Unpack sets what was packed of a node.
+// unpackedShape is a shape as the index takes it.
+type unpackedShape struct {
+	packedShape
+	places []place
+}
+
+// Unpacked is what the index need not find out anew for each of many like
+// nodes: where its GPUs are, in the order of its devices, and the text that its
+// attributes came from.
+type Unpacked struct {
+	places     []place
+	attributes string
+}
+
+// Unpack sets what was packed of a node, for [Index.PutNode]: the NVLink peers
+// of its devices are not in the devices.
 func (u *Unpacker) Unpack(p Packed, n *Node) error {
 	shape, attributes := u.shapes[p.Shape], u.attributes[p.Attributes]
 	if shape == nil {
-		shape = &packedShape{}
-		if err := json.Unmarshal([]byte(p.Shape), shape); err != nil {
+		shape = &unpackedShape{}
+		if err := json.Unmarshal([]byte(p.Shape), &shape.packedShape); err != nil {
 			return fmt.Errorf("the shape of node %s: %w", n.ID, err)
 		}
+		shape.places = make([]place, len(shape.Devices))
+		for i, d := range shape.Devices {
+			shape.places[i] = place{index: d.Index, address: d.Address, numa: d.NUMA}
+			for _, peer := range d.Peers {
+				if peer < 0 || peer >= len(shape.Devices) {
+					return fmt.Errorf("the shape of node %s: NVLink to GPU %d of %d", n.ID, peer, len(shape.Devices))
+				}
+				if peer != i {
+					shape.places[i].peers |= 1 << peer
+				}
+			}
+		}
 		if u.shapes == nil {
-			u.shapes, u.attributes = map[string]*packedShape{}, map[string]map[string]string{}
+			u.shapes, u.attributes = map[string]*unpackedShape{}, map[string]map[string]string{}
 		}
 		u.shapes[p.Shape] = shape
 	}
@@ -120,8 +148,8 @@ func (u *Unpacker) Unpack(p Packed, n *Node) error {
 		}
 		u.attributes[p.Attributes] = attributes
 	}
-	var own packedOwn
-	if err := json.Unmarshal([]byte(p.Own), &own); err != nil {
+	own, err := readOwn(p.Own)
+	if err != nil {
 		return fmt.Errorf("the facts of node %s: %w", n.ID, err)
 	}
 	if len(own.UUIDs) != len(shape.Devices) {
@@ -136,9 +164,6 @@ func (u *Unpacker) Unpack(p Packed, n *Node) error {
 	for i, d := range shape.Devices {
 		reason, sick := own.Unhealthy[i]
 		n.Devices[i] = Device{UUID: own.UUIDs[i], Index: d.Index, Address: d.Address, NUMANode: d.NUMA, Healthy: !sick, HealthReason: reason}
-		for _, peer := range d.Peers {
-			n.Devices[i].NVLinkPeers = append(n.Devices[i].NVLinkPeers, own.UUIDs[peer])
-		}
 		if own.Instances != nil {
 			n.Devices[i].Instances = own.Instances[i]
 		}
@@ -149,5 +174,20 @@ func (u *Unpacker) Unpack(p Packed, n *Node) error {
 		}
 		n.Devices[i].Waits = true
 	}
+	n.Unpacked = &Unpacked{places: shape.places, attributes: p.Attributes}
 	return nil
+}
+
+// readOwn reads what Pack wrote. Nearly every node is well and takes bookings,
+// and has nothing but the UUIDs of its GPUs: those are read without a decoder.
+func readOwn(text string) (own packedOwn, err error) {
+	list, ok := strings.CutPrefix(text, `{"uuids":["`)
+	if ok {
+		list, ok = strings.CutSuffix(list, `"],"schedulable":true}`)
+	}
+	if ok && !strings.ContainsAny(list, "\\[]{}") {
+		own.UUIDs, own.Schedulable = strings.Split(list, `","`), true
+		return own, nil
+	}
+	return own, json.Unmarshal([]byte(text), &own)
 }

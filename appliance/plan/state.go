@@ -276,9 +276,7 @@ func (n *node) take(s *share) {
 		n.allocated[i] += int64(v)
 	}
 	set, _ := wire.ParseCPUList(s.cpus)
-	for _, cpu := range set.CPUs() {
-		n.cpus.add(cpu)
-	}
+	n.cpus.addAll(set)
 	n.spread(s, 1)
 	n.leased = n.leased || s.booking.binding == appliance.BindNode
 }
@@ -296,9 +294,7 @@ func (n *node) give(s *share) {
 		n.allocated[i] -= int64(v)
 	}
 	set, _ := wire.ParseCPUList(s.cpus)
-	for _, cpu := range set.CPUs() {
-		n.cpus[cpu>>6] &^= 1 << (cpu & 63)
-	}
+	n.cpus.dropAll(set)
 	n.spread(s, -1)
 	n.leased = slices.ContainsFunc(n.shares, func(other *share) bool {
 		return other.booking.binding == appliance.BindNode

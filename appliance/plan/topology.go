@@ -117,6 +117,33 @@ func (b *cpuBits) add(cpu int) {
 	(*b)[cpu>>6] |= 1 << (cpu & 63)
 }
 
+// addAll and dropAll take the members of a set in and out.
+func (b *cpuBits) addAll(set wire.CPUSet) {
+	words := set.Words()
+	for len(words) > len(*b) {
+		*b = append(*b, 0)
+	}
+	for i, w := range words {
+		(*b)[i] |= w
+	}
+}
+
+func (b cpuBits) dropAll(set wire.CPUSet) {
+	for i, w := range set.Words() {
+		b[i] &^= w
+	}
+}
+
+// common is the lowest CPU that is in both, -1 if none is.
+func (b cpuBits) common(set wire.CPUSet) int {
+	for i, w := range set.Words() {
+		if i < len(b) && b[i]&w != 0 {
+			return i<<6 + bits.TrailingZeros64(b[i]&w)
+		}
+	}
+	return -1
+}
+
 // countFree counts the members that are not in taken.
 func (b cpuBits) countFree(taken cpuBits) int {
 	n := 0
