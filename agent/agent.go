@@ -115,6 +115,9 @@ func (a *Agent) open(file *ledgerFile) (*node, error) {
 	n := newNode(l, a.Log, book, limit)
 	n.file = file
 	n.poolID, n.joinToken, n.localHost, n.manageHost = a.PoolID, a.JoinToken, a.Local, a.ManageHost
+	if _, recorded := a.GPUs.(RecordedGPUs); !recorded {
+		n.telemetry = newTelemetry(a.GPUs, a.Root, a.Log)
+	}
 	switch {
 	case !a.ManageHost:
 		n.unwalled = leftAlone
@@ -186,6 +189,11 @@ func (l *loop) run(ctx context.Context) error {
 		walled = w.changed
 		l.working.Go(func() { w.run(ctx) })
 	}
+	var exported <-chan struct{} // nil of a machine that measures nothing
+	if t := l.node.telemetry; t != nil {
+		exported = t.changed
+		l.working.Go(func() { t.run(ctx) })
+	}
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for ctx.Err() == nil {
@@ -226,10 +234,15 @@ func (l *loop) run(ctx context.Context) error {
 			}
 		case <-walled:
 			l.node.judge()
+		case <-exported:
+			l.node.judge()
 		case x, ok := <-xids:
 			if !ok {
 				xids = nil
 				break
+			}
+			if t := l.node.telemetry; t != nil {
+				t.xid(x)
 			}
 			l.agent.Log.Warn("GPU error", "gpu", x.UUID, "xid", x.Code, "fromApplication", x.FromApplication())
 			l.lookSoon()

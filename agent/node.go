@@ -34,6 +34,7 @@ type node struct {
 	file       *ledgerFile // nil: nothing is kept on disk
 	walls      *walls      // nil: this machine is not changed
 	unwalled   string      // why walls is nil
+	telemetry  *telemetry  // nil: this machine measures nothing
 
 	book     ledger
 	spec     wire.NodeSpec
@@ -139,7 +140,7 @@ func (n *node) judge() {
 	if n.hash == "" {
 		return // nothing is known of the machine yet
 	}
-	if units := answerUnits(n.spec.Units, n.results, n.book.Units, now); !slices.Equal(units, n.book.Units) {
+	if units := answerUnits(n.spec.Units, n.unitResults(now), n.book.Units, now); !slices.Equal(units, n.book.Units) {
 		n.dropped = append(n.dropped, gone(n.book.Units, units)...)
 		n.book.Units, n.owes.units = units, true
 		n.hurry()

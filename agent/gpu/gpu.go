@@ -79,6 +79,7 @@ type Reading struct {
 	GPUUtilization     *int // per cent of the last sample period; nil in MIG mode
 	MemoryUtilization  *int // per cent of the last sample period; nil in MIG mode
 	MemoryUsedMiB      *int // without what the driver keeps for itself, where NVML tells
+	MemoryFreeMiB      *int
 	MemoryTotalMiB     *int
 	SMClockMHz         *int
 	MemoryClockMHz     *int
@@ -86,6 +87,16 @@ type Reading struct {
 	RetirementPending  *bool // pages to be retired at the next reset (before Ampere)
 	Remap              *Remap
 	Processes          *[]Process
+	Instances          []InstanceReading // of a GPU in MIG mode
+}
+
+// InstanceReading is what one MIG device measures.
+type InstanceReading struct {
+	UUID           string
+	GPUInstance    int
+	MemoryUsedMiB  *int
+	MemoryFreeMiB  *int
+	MemoryTotalMiB *int
 }
 
 // ECCCounts are memory errors since the driver was loaded (volatile) and over

@@ -103,7 +103,7 @@ func (p *probe) identity(index int) wire.GPU {
 		g.Address = pciAddress(pci.Domain, pci.Bus, pci.Device)
 		g.PCIID, g.PCISubID = pciID(pci.PciDeviceId), pciID(pci.PciSubSystemId)
 	}
-	if total, _ := p.memoryMiB(); total != nil {
+	if total, _, _ := p.memoryMiB(); total != nil {
 		g.MemoryMiB = *total
 	}
 	g.SerialHash = hashSerial(text(or(ask(p, "serial number", "nvmlDeviceGetSerial", d.GetSerial), "")))
@@ -147,25 +147,25 @@ func (p *probe) modes(g *wire.GPU) {
 	}
 }
 
-// memoryMiB answers the board's memory and what is allocated of it. The first
-// version of the call counts the driver's own share as used.
-func (p *probe) memoryMiB() (total, used *int) {
-	type amounts struct{ total, used uint64 }
+// memoryMiB answers the board's memory, and what is allocated and free of it. The
+// first version of the call counts the driver's own share as used.
+func (p *probe) memoryMiB() (total, used, free *int) {
+	type amounts struct{ total, used, free uint64 }
 	a := ask(p, "memory", "nvmlDeviceGetMemoryInfo_v2", func() (amounts, nvml.Return) {
 		m, ret := p.device.GetMemoryInfo_v2()
-		return amounts{m.Total, m.Used}, ret
+		return amounts{m.Total, m.Used, m.Free}, ret
 	})
 	if a == nil && !p.has("nvmlDeviceGetMemoryInfo_v2") {
 		a = ask(p, "memory", "nvmlDeviceGetMemoryInfo", func() (amounts, nvml.Return) {
 			m, ret := p.device.GetMemoryInfo()
-			return amounts{m.Total, m.Used}, ret
+			return amounts{m.Total, m.Used, m.Free}, ret
 		})
 	}
 	if a == nil {
-		return nil, nil
+		return nil, nil, nil
 	}
-	t, u := int(a.total>>20), int(a.used>>20)
-	return &t, &u
+	t, u, f := int(a.total>>20), int(a.used>>20), int(a.free>>20)
+	return &t, &u, &f
 }
 
 // power is nil for a board whose cap cannot be read or has no range.
@@ -231,23 +231,34 @@ func (p *probe) toSwitch(link int) bool {
 // mig is nil on a board without MIG.
 func (p *probe) mig() *wire.MIGInfo {
 	info := p.migMode()
-	if info == nil || !info.Enabled || !p.has("nvmlDeviceGetMigDeviceHandleByIndex") {
+	if info == nil || !info.Enabled {
 		return info
 	}
-	most := or(ask(p, "number of MIG devices", "nvmlDeviceGetMaxMigDeviceCount", p.device.GetMaxMigDeviceCount), 0)
 	names := map[uint32]profile{}
+	for _, m := range p.migDevices() {
+		if instance, ok := p.migInstance(m, names); ok {
+			info.Instances = append(info.Instances, instance)
+		}
+	}
+	return info
+}
+
+// migDevices lists the MIG devices of a GPU in MIG mode.
+func (p *probe) migDevices() (devices []nvml.Device) {
+	if !p.has("nvmlDeviceGetMigDeviceHandleByIndex") {
+		return nil
+	}
+	most := or(ask(p, "number of MIG devices", "nvmlDeviceGetMaxMigDeviceCount", p.device.GetMaxMigDeviceCount), 0)
 	for i := range most {
 		m, ret := p.device.GetMigDeviceHandleByIndex(i)
 		if ret == nvml.ERROR_NOT_FOUND || ret == nvml.ERROR_INVALID_ARGUMENT {
 			continue // the numbers have holes
 		}
 		if p.note("MIG device", code(ret), false) {
-			if instance, ok := p.migInstance(m, names); ok {
-				info.Instances = append(info.Instances, instance)
-			}
+			devices = append(devices, m)
 		}
 	}
-	return info
+	return devices
 }
 
 func (p *probe) migMode() *wire.MIGInfo {

@@ -49,7 +49,7 @@ func (p *probe) read(r *Reading) {
 	r.UUID = text(need(p, "UUID", func() (string, nvml.Return) { return d.GetUUID() }))
 	need(p, "name", func() (string, nvml.Return) { return d.GetName() })
 	need(p, "PCI address", func() (nvml.PciInfo, nvml.Return) { return d.GetPciInfo() })
-	r.MemoryTotalMiB, r.MemoryUsedMiB = p.memoryMiB()
+	r.MemoryTotalMiB, r.MemoryUsedMiB, r.MemoryFreeMiB = p.memoryMiB()
 	r.TemperatureCelsius = ask(p, "temperature", "nvmlDeviceGetTemperature", func() (int, nvml.Return) {
 		celsius, ret := d.GetTemperature(nvml.TEMPERATURE_GPU)
 		return int(celsius), ret
@@ -71,6 +71,24 @@ func (p *probe) read(r *Reading) {
 	})
 	r.Remap = p.remap()
 	r.Processes = p.processes()
+	if mode := p.migMode(); mode != nil && mode.Enabled {
+		for _, m := range p.migDevices() {
+			if i, ok := p.instance(m); ok {
+				r.Instances = append(r.Instances, i)
+			}
+		}
+	}
+}
+
+// instance reads one MIG device. One that vanishes meanwhile is left out.
+func (p *probe) instance(m nvml.Device) (InstanceReading, bool) {
+	of := &probe{binding: p.binding, device: m}
+	out := InstanceReading{
+		UUID:        text(or(ask(of, "MIG device UUID", "nvmlDeviceGetUUID", m.GetUUID), "")),
+		GPUInstance: or(ask(of, "GPU instance", "nvmlDeviceGetGpuInstanceId", m.GetGpuInstanceId), -1),
+	}
+	out.MemoryTotalMiB, out.MemoryUsedMiB, out.MemoryFreeMiB = of.memoryMiB()
+	return out, out.UUID != "" && out.GPUInstance >= 0
 }
 
 func (p *probe) clock(what string, kind nvml.ClockType) *int {

@@ -82,7 +82,7 @@ func TestReadingsOfDGXH100(t *testing.T) {
 	want := Reading{
 		UUID: m.Get(3, "uuid"), Index: 3, Health: wire.GPUHealthy,
 		TemperatureCelsius: ptr(84), PowerMilliwatts: ptr(698123), GPUUtilization: ptr(97), MemoryUtilization: ptr(41),
-		MemoryUsedMiB: ptr(60000), MemoryTotalMiB: ptr(81559), SMClockMHz: ptr(210), MemoryClockMHz: ptr(2619),
+		MemoryUsedMiB: ptr(60000), MemoryFreeMiB: ptr(21059), MemoryTotalMiB: ptr(81559), SMClockMHz: ptr(210), MemoryClockMHz: ptr(2619),
 		ECC:   &ECCCounts{VolatileCorrected: 2, AggregateUncorrected: 5},
 		Remap: &Remap{Corrected: 1, Uncorrected: 2, Pending: true},
 		Processes: &[]Process{
@@ -228,6 +228,21 @@ func TestMIGInstancesHaveTheDeviceProfileNames(t *testing.T) {
 		{Profile: "1g.20gb", GPUInstance: 7, MemoryMiB: 20096, Size: 2},
 	}
 	if diff := cmp.Diff(want, s.GPUs[1].MIG.Instances); diff != "" {
+		t.Error(diff)
+	}
+
+	read := Open(m.Library).Readings(within(t))
+	var got []InstanceReading
+	for _, i := range read.GPUs[1].Instances {
+		if !seen[i.UUID] {
+			t.Errorf("a reading is of %q, which is not listed", i.UUID)
+		}
+		i.UUID = ""
+		got = append(got, i)
+	}
+	half := InstanceReading{GPUInstance: 1, MemoryUsedMiB: ptr(0), MemoryFreeMiB: ptr(40448), MemoryTotalMiB: ptr(40448)}
+	quarter := InstanceReading{GPUInstance: 7, MemoryUsedMiB: ptr(0), MemoryFreeMiB: ptr(20096), MemoryTotalMiB: ptr(20096)}
+	if diff := cmp.Diff([]InstanceReading{half, half, quarter}, got); diff != "" {
 		t.Error(diff)
 	}
 }

@@ -27,7 +27,10 @@ func (r *Root) Secret(ref string) ([]byte, error) {
 	if r.Dir() == "" {
 		return nil, fmt.Errorf("the secret %q: %w", ref, ErrRecorded)
 	}
-	// On the machine itself, whatever stands before it on this one.
+	missing := func() ([]byte, error) {
+		return nil, fmt.Errorf("the secret %q is not on this machine: write it to %s/%s with mode 0600", ref, SecretsDir, ref)
+	}
+	// The path is the machine's, whatever stands before it here.
 	fail := func(err error) ([]byte, error) {
 		var of *fs.PathError
 		if errors.As(err, &of) {
@@ -40,7 +43,7 @@ func (r *Root) Secret(ref string) ([]byte, error) {
 	}
 	dir, err := os.OpenRoot(filepath.Join(r.Dir(), SecretsDir))
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("the secret %q: there is no %s on this machine; make it, and %s/%s in it with mode 0600", ref, SecretsDir, SecretsDir, ref)
+		return missing()
 	}
 	if err != nil {
 		return fail(err)
@@ -49,7 +52,7 @@ func (r *Root) Secret(ref string) ([]byte, error) {
 	// A pipe would block, a file does not mind.
 	f, err := dir.OpenFile(ref, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("the secret %q is not on this machine: write it to %s/%s with mode 0600", ref, SecretsDir, ref)
+		return missing()
 	}
 	if err != nil {
 		return fail(err)

@@ -25,7 +25,7 @@ var sample = Batch{
 	Scope:    "bcd",
 	At:       time.Unix(1800000000, 5),
 	Metrics: []Metric{
-		{Name: "temp", Description: "in C", Points: []Point{{Labels: map[string]string{"b": "2", "a": "1"}, Value: 35.5}}},
+		{Name: "temp", Description: "in C", Points: []Point{{Labels: map[string]string{"b": "2\xff", "a": "1"}, Value: 35.5}}},
 		{Name: "errors", Sum: true, Since: time.Unix(1790000000, 0), Points: []Point{{Value: 7}}},
 		{Name: "unknown start", Sum: true, Points: []Point{{Value: 9007199254740991}}},
 		{Name: "without points"},
@@ -47,7 +47,7 @@ func TestBatchIsWhatACollectorReads(t *testing.T) {
 		"resource":{"attributes":[{"key":"bc.node.id","value":{"stringValue":"node_1"}},{"key":"service.name","value":{"stringValue":"bcd"}}]},
 		"scopeMetrics":[{"scope":{"name":"bcd"},"metrics":[
 			{"name":"temp","description":"in C","gauge":{"dataPoints":[
-				{"attributes":[{"key":"a","value":{"stringValue":"1"}},{"key":"b","value":{"stringValue":"2"}}],"timeUnixNano":"1800000000000000005","asDouble":35.5}]}},
+				{"attributes":[{"key":"a","value":{"stringValue":"1"}},{"key":"b","value":{"stringValue":"2?"}}],"timeUnixNano":"1800000000000000005","asDouble":35.5}]}},
 			{"name":"errors","sum":{"isMonotonic":true,"aggregationTemporality":2,"dataPoints":[
 				{"startTimeUnixNano":"1790000000000000000","timeUnixNano":"1800000000000000005","asInt":"7"}]}},
 			{"name":"unknown start","sum":{"isMonotonic":true,"aggregationTemporality":2,"dataPoints":[
@@ -214,18 +214,24 @@ func TestCollectorThatIsNotTrustedOrSilentIsAnError(t *testing.T) {
 	}))
 	defer slow.Close()
 	defer close(silent)
-	for url, want := range map[string]string{tls.URL + "/?key=hunter2": "certificate", slow.URL + "/?key=hunter2": "deadline"} {
-		client, err := NewClient(url)
+	for _, c := range []struct {
+		url  string
+		wait time.Duration
+		want string
+	}{
+		{tls.URL, time.Minute, "certificate"}, {slow.URL, 100 * time.Millisecond, "deadline"},
+	} {
+		client, err := NewClient(c.url + "/?key=hunter2")
 		if err != nil {
 			t.Fatal(err)
 		}
-		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+		ctx, cancel := context.WithTimeout(t.Context(), c.wait)
 		err = client.Send(ctx, nil, []byte("x"))
 		cancel()
 		client.Close()
 		var refusal *Refusal
-		if err == nil || errors.As(err, &refusal) || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "hunter2") {
-			t.Errorf("got %v, want an error with %q", err, want)
+		if err == nil || errors.As(err, &refusal) || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), "hunter2") {
+			t.Errorf("got %v, want an error with %q", err, c.want)
 		}
 	}
 }

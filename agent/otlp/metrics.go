@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	collector "go.opentelemetry.io/proto/slim/otlp/collector/metrics/v1"
@@ -101,11 +102,13 @@ func nanoseconds(t time.Time) uint64 {
 	return uint64(t.UnixNano())
 }
 
+// attributes replaces what is not UTF-8, of which the protocol has none.
 func attributes(of map[string]string) []*common.KeyValue {
 	out := make([]*common.KeyValue, 0, len(of))
 	for key, value := range maps.All(of) {
 		out = append(out, &common.KeyValue{
-			Key: key, Value: &common.AnyValue{Value: &common.AnyValue_StringValue{StringValue: value}},
+			Key:   strings.ToValidUTF8(key, "?"),
+			Value: &common.AnyValue{Value: &common.AnyValue_StringValue{StringValue: strings.ToValidUTF8(value, "?")}},
 		})
 	}
 	slices.SortFunc(out, func(a, b *common.KeyValue) int { return cmp.Compare(a.Key, b.Key) })

@@ -93,6 +93,9 @@ const (
 func (r *Runner) Sync(ctx context.Context, spec wire.NodeSpec) []wire.UnitStatus {
 	out := []wire.UnitStatus{}
 	for _, kind := range wire.UnitKinds {
+		if kind == wire.UnitTelemetry {
+			continue // the agent exports by itself, and nothing on the machine changes
+		}
 		d := Desired{Generation: spec.Generation, Units: only(spec.Units, kind), Held: held(spec.Bindings)}
 		wanted := len(d.Units.Wanted()) > 0
 		if !wanted && !r.touched(kind) {

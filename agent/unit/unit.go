@@ -131,6 +131,8 @@ func (r *Runner) known(kind wire.UnitKind) Unit {
 		return gpuSharing{r.GPUs}
 	case wire.UnitK8sJoin:
 		return k8sJoin{}
+	case wire.UnitTelemetry:
+		return telemetry{}
 	}
 	return nil
 }
