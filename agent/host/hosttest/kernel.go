@@ -31,11 +31,17 @@ func (e *edge) kernel(name, value string) error {
 			return invalid
 		}
 		e.resize(path.Dir(name), n)
+		e.account()
 		return nil
 	case "scaling_governor":
 		offered, _ := e.root.String(path.Join(path.Dir(name), "scaling_available_governors"))
 		if !slices.Contains(strings.Fields(offered), value) {
 			return invalid
+		}
+		e.governed(path.Dir(name), value)
+	case preference:
+		if err := e.prefer(name, value); err != nil {
+			return err
 		}
 	case "compact_memory":
 		return nil
@@ -87,20 +93,20 @@ func (e *edge) resize(dir string, n int) {
 		e.resizeOne(dir, n)
 		return
 	}
-	sizes := make([]int, len(all))
+	sizes, most := make([]int, len(all)), make([]int, len(all))
 	sum := 0
 	for i, node := range all {
-		sizes[i] = e.number(node+"/nr_hugepages") - e.number(node+"/surplus_hugepages")
+		sizes[i], most[i] = e.number(node+"/nr_hugepages")-e.number(node+"/surplus_hugepages"), e.most(node)
 		sum += sizes[i]
 	}
 	for moved := true; moved && sum != n; {
 		moved = false
-		for i, node := range all {
+		for i := range all {
 			step := 1
 			if sum > n {
 				step = -1
 			}
-			if sum == n || sizes[i]+step < 0 || step > 0 && sizes[i]+step > e.most(node) {
+			if sum == n || sizes[i]+step < 0 || step > 0 && sizes[i]+step > most[i] {
 				continue
 			}
 			sizes[i], sum, moved = sizes[i]+step, sum+step, true
