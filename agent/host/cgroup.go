@@ -170,6 +170,23 @@ func (s *Slices) Populated(slice string) (bool, error) {
 	return bytes.Contains(b, []byte("populated 1")), nil
 }
 
+// Processes lists those that run in a slice or below it, a bounded number.
+func (s *Slices) Processes(slice string, most int) (out []Holder) {
+	_ = filepath.WalkDir(cgroupOf(slice), func(p string, d fs.DirEntry, err error) error {
+		if err != nil || d.Name() != "cgroup.procs" {
+			return nil // a cgroup that has gone has none
+		}
+		pids, _ := os.ReadFile(p)
+		for _, word := range strings.Fields(string(pids)) {
+			if pid, err := strconv.Atoi(word); err == nil && len(out) < most {
+				out = append(out, holderOf(pid, ""))
+			}
+		}
+		return nil
+	})
+	return out
+}
+
 // Kill sends SIGKILL to every process in a slice and below it.
 func (s *Slices) Kill(slice string) error {
 	dir := cgroupOf(slice)

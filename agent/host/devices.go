@@ -78,13 +78,37 @@ func charMajor(table string, names []string) (uint32, bool) {
 type Holder struct {
 	PID     int
 	Command string
+	User    string // by the machine's own list, or the number
 	Cgroup  string // its path on cgroup v2
 	Path    string // of the node
 }
 
 // String names a holder for people.
 func (h Holder) String() string {
-	return fmt.Sprintf("%s is held by %s (pid %d)", h.Path, h.Command, h.PID)
+	return fmt.Sprintf("%s is held by %s (pid %d, user %s)", h.Path, h.Command, h.PID, h.User)
+}
+
+func holderOf(pid int, path string) Holder {
+	return Holder{PID: pid, Command: readTrimmed(procFile(pid, "comm")), User: userOfProcess(pid), Cgroup: cgroupOfProcess(pid), Path: path}
+}
+
+// userOfProcess names who runs a process. The name is looked up in /etc/passwd
+// alone: a directory service that does not answer must not stop a wall.
+func userOfProcess(pid int) string {
+	id := ""
+	status, _ := os.ReadFile(procFile(pid, "status")) // the folder's owner is root for many
+	for line := range strings.Lines(string(status)) {
+		if f := strings.Fields(line); len(f) > 1 && f[0] == "Uid:" {
+			id = f[1]
+		}
+	}
+	users, _ := os.ReadFile("/etc/passwd")
+	for line := range strings.Lines(string(users)) {
+		if f := strings.Split(line, ":"); len(f) > 2 && f[2] == id {
+			return f[0]
+		}
+	}
+	return id
 }
 
 // Holders lists the processes that have one of some nodes open, by any of its
@@ -115,7 +139,7 @@ func Holders(ctx context.Context, nodes []string) ([]Holder, error) {
 			return nil, err
 		}
 		if path := holds(pid, numbers); path != "" {
-			holders = append(holders, Holder{PID: pid, Command: readTrimmed(procFile(pid, "comm")), Cgroup: cgroupOfProcess(pid), Path: path})
+			holders = append(holders, holderOf(pid, path))
 		}
 	}
 	return holders, nil

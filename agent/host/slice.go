@@ -26,6 +26,9 @@ type Slice struct {
 	MemoryNodes string // a list like a cpulist
 	// MemoryMax is in bytes. Memory that is limited is not swapped either.
 	MemoryMax uint64
+	// Hugepages2Mi and Hugepages1Gi are how many pages can be had. None is a limit
+	// too: whoever took some would take what others have booked.
+	Hugepages2Mi, Hugepages1Gi int
 	// Devices are the nodes that can be read and written, beside those that
 	// systemd calls pseudo devices: null, zero, full, random, urandom, tty, ptmx and
 	// pts. No others can be opened, and none can be made.
@@ -83,7 +86,7 @@ func (s *Slices) Raise(ctx context.Context, want Slice) (lacks []string, err err
 	if left := want.changes(now); len(left) > 0 || !now.active {
 		return nil, fmt.Errorf("%s: systemd did not take over what was set%s; see systemctl status %s", want.Name, propertyNames(left), want.Name)
 	}
-	return want.lacks(now.cgroup), nil
+	return append(want.lacks(now.cgroup), want.limitHugepages(now.cgroup)...), nil
 }
 
 func propertyNames(props []dbus.Property) string {

@@ -120,3 +120,15 @@ func TestHoldersOfADevice(t *testing.T) {
 		t.Errorf("this process holds /dev/full, and is not among %v", holders)
 	}
 }
+
+// What systemd says of a slice's CPUs is read back as the list that it was given.
+func TestMaskAndListAreTheSame(t *testing.T) {
+	for _, list := range []string{"", "0", "0-3,8-11", "17", "0-127,255"} {
+		if got := maskList(mask(list)); got != list {
+			t.Errorf("%q comes back as %q", list, got)
+		}
+	}
+	if got := maskList([]byte{1, 0, 0}); got != "0" {
+		t.Errorf("bytes without a bit at the end: %q", got)
+	}
+}
