@@ -2,6 +2,7 @@ package unit
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"path"
 	"slices"
@@ -14,6 +15,8 @@ import (
 
 // cpu keeps the cpufreq governor ("CPU Performance Scaling", kernel admin
 // guide), and CPUs out of the scheduler's hands (isolcpus=, kernel-parameters).
+// It never switches a driver's mode (intel_pstate/status, amd_pstate/status): a
+// governor that the mode does not offer is reported.
 type cpu struct{}
 
 const cpuDir = "/sys/devices/system/cpu"
@@ -61,6 +64,7 @@ func join(a, b string) string { return strings.Trim(a+"; "+b, "; ") }
 // policy is a set of CPUs whose frequency is set together.
 type policy struct {
 	dir, driver, governor string
+	preference            string // energy_performance_preference, "" where there is none
 	offered               []string
 }
 
@@ -76,6 +80,7 @@ func seePolicies(root *host.Root) []policy {
 		q := policy{dir: dir}
 		q.driver, _ = root.String(dir + "/scaling_driver")
 		q.governor, _ = root.String(q.path())
+		q.preference, _ = root.String(preferencePath(number(dir)))
 		offered, _ := root.String(dir + "/scaling_available_governors")
 		q.offered = strings.Fields(offered)
 		out = append(out, q)
@@ -105,7 +110,7 @@ func planGovernor(s Scene, want string) Plan {
 	}
 	p.Steps = undoKernel(s, func(name string) bool { return set[name] })
 	if want == "" {
-		p.Wanted = ""
+		p.Wanted, p.Steps = "", append(p.Steps, undoPreferences(s)...)
 		return p
 	}
 	if len(policies) == 0 {
@@ -119,7 +124,10 @@ func planGovernor(s Scene, want string) Plan {
 		}
 	}
 	if len(change) > 0 {
-		p.Steps = append(p.Steps, Step{Change: host.SetEach{Paths: change, Value: want}, Undo: "back to the governors of before"})
+		p.Steps = append(p.Steps, Step{Change: setGovernor{host.SetEach{Paths: change, Value: want}}, Undo: "back to the governors of before"})
+	}
+	if want != performance {
+		p.Steps = append(p.Steps, undoPreferences(s)...)
 	}
 	if len(not) > 0 {
 		module := "cpufreq_" + want
@@ -135,6 +143,11 @@ func planGovernor(s Scene, want string) Plan {
 			p.Reason = fmt.Sprintf("%s offers no governors", cmp.Or(not[0].driver, "the driver"))
 		}
 		return p
+	}
+	hasty := slices.IndexFunc(policies, func(q policy) bool { return q.preference == performance })
+	_, noted := s.Prior.Values[preferenceNote]
+	if want == "powersave" && hasty >= 0 && !noted {
+		p.Reason = "energy_performance_preference is performance, so that " + policies[hasty].driver + " favours speed under powersave too"
 	}
 	if want == "powersave" && !slices.ContainsFunc(policies, func(q policy) bool { return strings.Contains(q.driver, "pstate") }) {
 		p.Reason = "with " + policies[0].driver + ", powersave keeps the CPUs at their lowest frequency"
@@ -180,10 +193,14 @@ func planIsolate(s Scene, want string) Plan {
 	}
 	_, kept := s.Arguments[string(wire.UnitCPU)]
 	if want != "" && !kept && isolated.Equal(cpus) {
+		p.Reason = strayInterrupts(s, cpus)
 		return p // by other means, such as a cpuset partition
 	}
 	a := planArguments(s, string(wire.UnitCPU), tokens)
 	p.Steps, p.State, p.Reason = a.steps, a.state, a.reason
+	if want != "" && (p.State == wire.InSync || p.State == wire.PendingReboot) {
+		p.Reason = join(p.Reason, strayInterrupts(s, cpus))
+	}
 	if p.State != wire.InSync || len(p.Steps) > 0 || want == "" {
 		return p
 	}
@@ -191,6 +208,58 @@ func planIsolate(s Scene, want string) Plan {
 		p.State, p.Reason = wire.Failed, "the kernel was told to isolate these CPUs and did not; see the kernel log for isolcpus"
 	}
 	return p
+}
+
+// irqbalanceFiles is where distributions keep irqbalance's environment.
+var irqbalanceFiles = []string{"/etc/default/irqbalance", "/etc/sysconfig/irqbalance"}
+
+// strayInterrupts says that irqbalance will put interrupts on isolated CPUs. By
+// itself it leaves those alone, from 1.1 on; once it is told which CPUs to leave
+// alone it leaves no others (irqbalance(1), IRQBALANCE_BANNED_CPULIST and, as a
+// mask, IRQBALANCE_BANNED_CPUS).
+func strayInterrupts(s Scene, cpus wire.CPUSet) string {
+	for _, file := range irqbalanceFiles {
+		data, err := s.Machine.ReadHead(file, 64<<10)
+		if err != nil {
+			continue
+		}
+		values := host.Assignments(string(data))
+		banned, told := wire.CPUSet{}, false
+		if mask := values["IRQBALANCE_BANNED_CPUS"]; mask != "" {
+			banned, told = cpuMask(mask), true
+		}
+		if list := values["IRQBALANCE_BANNED_CPULIST"]; list != "" { // goes before the mask
+			banned, _ = wire.ParseCPUList(list)
+			told = true
+		}
+		if left := cpus.Minus(banned); told && !left.IsEmpty() && s.Machine.UnitActive(context.Background(), "irqbalance.service") {
+			return fmt.Sprintf("irqbalance is told in %s which CPUs to leave alone, and CPU %s is none of them: it will put interrupts there; "+
+				"add it, or take the setting out, so that it leaves all isolated CPUs alone", file, left)
+		}
+	}
+	return ""
+}
+
+// cpuMask reads a hexadecimal mask of CPUs, in groups of 32 bits from the
+// highest on: "ff,00000000".
+func cpuMask(text string) wire.CPUSet {
+	var cpus []int
+	groups := strings.Split(strings.TrimPrefix(strings.ToLower(text), "0x"), ",")
+	slices.Reverse(groups)
+	for i, group := range groups {
+		for j := range len(group) {
+			digit, err := strconv.ParseUint(group[len(group)-1-j:len(group)-j], 16, 4)
+			if err != nil {
+				return wire.CPUSet{}
+			}
+			for bit := range 4 {
+				if digit&(1<<bit) != 0 {
+					cpus = append(cpus, 32*i+4*j+bit)
+				}
+			}
+		}
+	}
+	return wire.NewCPUSet(cpus...)
 }
 
 // cannotIsolate says why CPUs must stay with the scheduler.
@@ -226,5 +295,6 @@ func cannotIsolate(root *host.Root, cpus wire.CPUSet) string {
 }
 
 func (cpu) Remove(s Scene) []Step {
-	return append(undoKernel(s, func(string) bool { return false }), planArguments(s, string(wire.UnitCPU), nil).steps...)
+	steps := append(undoKernel(s, func(string) bool { return false }), undoPreferences(s)...)
+	return append(steps, planArguments(s, string(wire.UnitCPU), nil).steps...)
 }

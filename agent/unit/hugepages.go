@@ -25,8 +25,9 @@ const (
 // What pools must leave for everything else. With less, the control plane's
 // host starves behind pages that are all there.
 const (
-	hostFloorKiB = 2 << 20   // of the machine
-	nodeFloorKiB = 512 << 10 // of each NUMA node
+	hostFloorKiB = 2 << 20   // of the machine, used or not
+	nodeFloorKiB = 512 << 10 // of each NUMA node, and together as much as of the machine
+	freeFloorKiB = 512 << 10 // of what nothing uses yet when a pool grows, on all nodes together
 )
 
 // poolRetry is how often a pool that stayed short is asked for again: memory
@@ -40,6 +41,7 @@ type pool struct {
 	memoryKiB, otherPoolsKiB  int // of the machine or node; of pools of other sizes
 	node                      int // -1: of the machine
 	floorKiB, sizeKiB, wanted int
+	availableKiB, sparedKiB   int // memory that nothing uses, -1: not told; and of it what stays so
 }
 
 // pages is the persistent pool: surplus pages go back by themselves.
@@ -51,6 +53,15 @@ func (p pool) inUse() int { return min(p.nr-p.free+p.resv, p.pages()) }
 
 // most is how many pages leave the floor to the others.
 func (p pool) most() int { return max(0, (p.memoryKiB-p.otherPoolsKiB-p.floorKiB)/p.sizeKiB) }
+
+// growth is how far the pool can grow now: the kernel would give what other
+// programs need in the next moment, too.
+func (p pool) growth() int {
+	if p.availableKiB < 0 {
+		return p.wanted
+	}
+	return max(0, (p.availableKiB-p.sparedKiB)/p.sizeKiB)
+}
 
 func (p pool) where() string {
 	if p.node < 0 {
@@ -94,6 +105,9 @@ func (hugepages) Plan(s Scene) Plan {
 		planPool(s, q, &p)
 	}
 	planPageArguments(s, want, pools, &p)
+	if p.State == wire.InSync || p.State == wire.Partial || p.State == wire.PendingReboot {
+		p.Reason = join(p.Reason, sysctlPages(s.Machine.Root, want))
+	}
 	return p
 }
 
@@ -118,6 +132,9 @@ func planPageArguments(s Scene, want *wire.Hugepages, pools []pool, p *Plan) {
 			p.State = a.state
 		}
 		p.Reason = strings.TrimPrefix(p.Reason+"; "+a.reason, "; ")
+	}
+	if len(tokens) > 0 && (a.state == wire.InSync || a.state == wire.PendingReboot) {
+		p.Reason = join(p.Reason, crashKernelPages(s.Machine.Root))
 	}
 }
 
@@ -161,12 +178,20 @@ func planPool(s Scene, q pool, p *Plan) {
 	switch {
 	case have < q.wanted:
 		p.State = wire.Partial
-		tried := left && v.Wrote == strconv.Itoa(q.wanted) && v.BootID == s.BootID
-		if tried {
+		here := left && v.BootID == s.BootID
+		target := min(q.wanted, have+q.growth())
+		tried := here && v.Wrote == strconv.Itoa(q.wanted)
+		switch {
+		case tried:
 			p.Reason = "the kernel found no more memory in one piece; it is asked again every 5 minutes"
+		case target < q.wanted:
+			p.Reason = fmt.Sprintf("%s has %d MiB of memory that nothing uses, of which %d stay free: more pages come when more is free",
+				q.where(), q.availableKiB>>10, q.sparedKiB>>10)
 		}
-		if !tried || s.Now.Sub(v.At) >= poolRetry {
-			set(q.wanted)
+		// A pool that was cut short is not asked for again for each few pages.
+		worth := target > have && (!here || target == q.wanted || target-have > q.wanted/64)
+		if worth && (!tried || s.Now.Sub(v.At) >= poolRetry) {
+			set(target)
 		}
 	case have > q.wanted && noted && v.Known && v.Wrote == strconv.Itoa(q.wanted) && !left:
 		p.Reason = fmt.Sprintf("someone else added %d pages on %s", have-q.wanted, q.where())
@@ -229,20 +254,22 @@ func seePools(root *host.Root, want *wire.Hugepages) (pools []pool, problem stri
 	case !root.IsDir(path.Join(poolsDir, dir)):
 		return nil, fmt.Sprintf("this kernel has no pages of %s, only of %s", sizeName(want.SizeKiB), strings.Join(sizes, ", "))
 	}
-	meminfo, _ := root.ReadHead("/proc/meminfo", 4<<10)
+	meminfo, _ := root.ReadHead("/proc/meminfo", 8<<10)
 	nodes := memoryNodes(root)
 	if !want.PerNUMA || len(nodes) == 0 {
 		q := seePool(root, path.Join(poolsDir, dir))
-		q.node, q.wanted, q.floorKiB = -1, want.Count, hostFloorKiB
+		q.node, q.wanted, q.floorKiB, q.sparedKiB = -1, want.Count, hostFloorKiB, freeFloorKiB
 		q.memoryKiB, q.otherPoolsKiB = memTotalKiB(string(meminfo)), otherPoolsKiB(root, poolsDir, want.SizeKiB)
+		q.availableKiB = availableKiB(string(meminfo))
 		return []pool{q}, ""
 	}
 	for _, id := range nodes {
 		node := path.Join(nodesDir, "node"+strconv.Itoa(id))
 		q := seePool(root, path.Join(node, "hugepages", dir))
-		info, _ := root.ReadHead(node+"/meminfo", 4<<10)
-		q.node, q.wanted, q.floorKiB = id, want.Count, nodeFloorKiB
+		info, _ := root.ReadHead(node+"/meminfo", 8<<10)
+		q.node, q.wanted, q.floorKiB, q.sparedKiB = id, want.Count, max(nodeFloorKiB, hostFloorKiB/len(nodes)), freeFloorKiB/len(nodes)
 		q.memoryKiB, q.otherPoolsKiB = memTotalKiB(string(info)), otherPoolsKiB(root, node+"/hugepages", want.SizeKiB)
+		q.availableKiB = availableKiB(string(info))
 		pools = append(pools, q)
 	}
 	return pools, ""
@@ -299,16 +326,38 @@ func memoryNodes(root *host.Root) []int {
 }
 
 func memTotalKiB(meminfo string) int {
-	_, rest, ok := strings.Cut(meminfo, "MemTotal:")
-	if !ok {
-		return 0
-	}
-	fields := strings.Fields(rest)
-	if len(fields) == 0 {
-		return 0
-	}
-	n, _ := strconv.Atoi(fields[0])
+	n, _ := memoryLine(meminfo, "MemTotal:")
 	return n
+}
+
+// memoryLine reads a line of /proc/meminfo, or of a node's, in KiB.
+func memoryLine(meminfo, name string) (kib int, ok bool) {
+	for line := range strings.Lines(meminfo) {
+		f := strings.Fields(line)
+		if i := slices.Index(f, name); i >= 0 && i+1 < len(f) {
+			n, err := strconv.Atoi(f[i+1])
+			return n, err == nil
+		}
+	}
+	return 0, false
+}
+
+// availableKiB is the memory that can be had without taking it from a program:
+// MemAvailable, or of a node, which has no such line, what is free, cached or
+// can be reclaimed (proc(5)). It is -1 if the kernel does not tell.
+func availableKiB(meminfo string) int {
+	if n, ok := memoryLine(meminfo, "MemAvailable:"); ok {
+		return n
+	}
+	if _, node := memoryLine(meminfo, "Inactive(file):"); !node {
+		return -1
+	}
+	sum := 0
+	for _, name := range []string{"MemFree:", "Active(file):", "Inactive(file):", "SReclaimable:"} {
+		n, _ := memoryLine(meminfo, name)
+		sum += n
+	}
+	return sum
 }
 
 func wantedPages(want *wire.Hugepages) string {

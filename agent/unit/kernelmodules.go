@@ -251,11 +251,12 @@ func planOptions(s Scene, want *wire.KernelModules, p *Plan) {
 			continue
 		}
 		file += "options " + wire.ModuleKey(name) + " " + options + "\n"
-		if loaded(root, name) {
+		running := loaded(root, name)
+		if running || slices.ContainsFunc(want.Load, func(l string) bool { return wire.ModuleKey(l) == wire.ModuleKey(name) }) {
 			early = append(early, name)
-			if !runsWith(root, name, options) {
-				stale = append(stale, name)
-			}
+		}
+		if running && !runsWith(root, name, options) {
+			stale = append(stale, name)
 		}
 	}
 	steps, problem := fileSteps(root, file)
