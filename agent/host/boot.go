@@ -145,9 +145,6 @@ func (r *Root) BootEntries() []BootEntry {
 	return nil
 }
 
-// GRUBConfig is what update-grub writes.
-const GRUBConfig = "/boot/grub/grub.cfg"
-
 // grubEntries reads the part of grub.cfg that is of this system's own kernels.
 func (r *Root) grubEntries() []BootEntry {
 	data, err := r.ReadFile(GRUBConfig)
@@ -237,6 +234,11 @@ func expand(options string, vars map[string]string) []string {
 		words = append(words, strings.Fields(vars[strings.Trim(name, "{}")])...)
 	}
 	return words
+}
+
+// Lacks reports whether the entry does not have tokens, or still has old ones.
+func (e BootEntry) Lacks(tokens, old []string) bool {
+	return !HasArguments(e.Arguments, tokens) || slices.ContainsFunc(old, func(t string) bool { return slices.Contains(e.Arguments, t) })
 }
 
 // HasArguments reports whether all tokens stand in args, in their order.

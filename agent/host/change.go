@@ -120,26 +120,29 @@ func (j *Journal) save(p Prior) error {
 }
 
 // Apply makes changes in order and stops at the first that fails. Each, also
-// the failed one, is a line of the history.
+// the failed one, is a line of the history. If boot files were guarded by then,
+// they are put back.
 func Apply(ctx context.Context, m *Machine, j *Journal, changes []Change) error {
 	for _, c := range changes {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		j.old, j.new = "", ""
-		err := c.Apply(ctx, m, j)
-		e := Event{At: j.now().UTC(), Unit: j.unit, Generation: j.generation, Change: firstLine(c.String()), Old: j.old, New: j.new}
-		if err != nil {
-			e.Error = err.Error()
-		}
-		if note := j.ledger.record(e); err == nil {
-			err = note
+		err := ctx.Err()
+		if err == nil {
+			j.old, j.new = "", ""
+			err = c.Apply(ctx, m, j)
+			err = errors.Join(err, j.record(c, err))
 		}
 		if err != nil {
-			return err
+			return j.rollBack(m, err)
 		}
 	}
 	return nil
+}
+
+func (j *Journal) record(c fmt.Stringer, err error) error {
+	e := Event{At: j.now().UTC(), Unit: j.unit, Generation: j.generation, Change: firstLine(c.String()), Old: j.old, New: j.new}
+	if err != nil {
+		e.Error = err.Error()
+	}
+	return j.ledger.record(e)
 }
 
 func firstLine(s string) string {
@@ -363,7 +366,7 @@ func (c WriteManaged) Apply(_ context.Context, m *Machine, j *Journal) error {
 		return foreign(c.Path)
 	}
 	j.Changed(now.Content, c.Content)
-	if err := m.WriteFile(c.Path, managedFile(c.Content)); err != nil {
+	if err := j.write(m, c.Path, managedFile(c.Content)); err != nil {
 		return err
 	}
 	now, err = m.ReadManaged(c.Path)
@@ -388,11 +391,14 @@ func (c RemoveManaged) Apply(_ context.Context, m *Machine, j *Journal) error {
 		return foreign(c.Path)
 	}
 	j.Changed(now.Content, "")
+	if err := j.guarded(c.Path, ""); err != nil {
+		return err
+	}
 	return m.RemoveFile(c.Path)
 }
 
 // Edit replaces the content of a file that is not the agent's, from what it was
-// when the change was planned. A copy of the file stays in the ledger.
+// when the change was planned.
 type Edit struct{ Path, Old, New string }
 
 func (c Edit) String() string {
@@ -411,33 +417,8 @@ func (c Edit) Apply(_ context.Context, m *Machine, j *Journal) error {
 	if string(now) != c.Old {
 		return fmt.Errorf("%s was %w since it was looked at", c.Path, ErrConflict)
 	}
-	if len(now) > 0 {
-		if err := j.backup(c.Path, now); err != nil {
-			return err
-		}
-	}
 	j.Changed(c.Old, c.New)
-	return m.WriteFile(c.Path, []byte(c.New))
-}
-
-// Backup copies a file of the boot loader into the ledger, before a program
-// rewrites it.
-type Backup struct{ Path string }
-
-func (c Backup) String() string { return "keep a copy of " + c.Path }
-
-// Apply keeps one copy a file: the one from before the last rewrite.
-func (c Backup) Apply(_ context.Context, m *Machine, j *Journal) error {
-	data, err := m.ReadFile(c.Path)
-	if err != nil {
-		return err
-	}
-	return j.backup(c.Path, data)
-}
-
-func (j *Journal) backup(name string, data []byte) error {
-	flat := strings.ReplaceAll(strings.Trim(path.Clean(name), "/"), "/", "-")
-	return j.ledger.write(path.Join(j.ledger.dir, "backup", flat), data)
+	return j.write(m, c.Path, []byte(c.New))
 }
 
 // RunCommand runs one of [Programs].
@@ -465,35 +446,4 @@ func (c Note) Apply(_ context.Context, _ *Machine, j *Journal) error {
 		return err
 	}
 	return j.After(c.Key, c.Value)
-}
-
-// KeepArguments notes which kernel arguments a unit keeps from now on, before
-// the boot loader is told. Old ones may still stand in boot entries.
-type KeepArguments struct {
-	Tokens, Old []string
-}
-
-func (c KeepArguments) String() string {
-	switch {
-	case len(c.Tokens) == 0 && len(c.Old) == 0:
-		return "note that no kernel arguments are kept"
-	case len(c.Tokens) == 0:
-		return "note that kernel arguments are given up: " + strings.Join(c.Old, " ")
-	case len(c.Old) == 0:
-		return "note kernel arguments: " + strings.Join(c.Tokens, " ")
-	}
-	return "note kernel arguments: " + strings.Join(c.Tokens, " ") + " in place of " + strings.Join(c.Old, " ")
-}
-
-// Apply changes the ledger only. The same arguments keep the boot in which they
-// were first decided.
-func (c KeepArguments) Apply(_ context.Context, _ *Machine, j *Journal) error {
-	if len(c.Tokens) == 0 && len(c.Old) == 0 {
-		return j.keep(nil)
-	}
-	a := &Arguments{Tokens: c.Tokens, Old: c.Old, BootID: j.bootID, At: j.now().UTC()}
-	if before := j.prior.Arguments; before != nil && slices.Equal(before.Tokens, c.Tokens) {
-		a.BootID, a.At = before.BootID, before.At
-	}
-	return j.keep(a)
 }

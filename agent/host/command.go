@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+	"syscall"
 	"time"
 )
 
@@ -15,6 +16,7 @@ import (
 // A real update-initramfs of every kernel is minutes on a slow disk.
 var Programs = map[string]time.Duration{
 	"update-grub":      2 * time.Minute,
+	"grub-editenv":     time.Minute,
 	"grubby":           2 * time.Minute,
 	"kernel-install":   5 * time.Minute,
 	"update-initramfs": 10 * time.Minute,
@@ -58,6 +60,10 @@ func run(ctx context.Context, argv []string) error {
 	cmd.Env = []string{"PATH=" + strings.Join(programDirs, ":"), "LC_ALL=C.UTF-8", "HOME=/root"}
 	cmd.Dir = "/"
 	cmd.WaitDelay = 5 * time.Second // for children that keep the output open
+	// Most of the programs are shell scripts. What they started goes with them, or
+	// it would write on while boot files are put back.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	err := cmd.Run()

@@ -21,6 +21,7 @@ import (
 //	desired/UNIT.json  what the control plane wants
 //	prior/UNIT.json    what was there before the unit's first write
 //	result/UNIT.json   how far the unit has come
+//	guard/UNIT.json    boot files that are being rewritten, and have not been checked yet
 //	backup/            copies of boot files from before they were rewritten
 //	history            a line for each change, the newest last
 type Ledger struct{ dir string }
@@ -33,6 +34,7 @@ const (
 	Desired Book = "desired"
 	Priors  Book = "prior"
 	Results Book = "result"
+	guards  Book = "guard"
 )
 
 // OpenLedger opens the ledger in an agent's state directory. It makes nothing:
@@ -167,9 +169,38 @@ type Arguments struct {
 	Tokens []string `json:"tokens"`
 	// Old are tokens that the unit kept before and that may still stand in boot
 	// entries.
-	Old    []string  `json:"old,omitempty"`
-	BootID string    `json:"bootId"` // of the boot in which Tokens were decided
-	At     time.Time `json:"at"`
+	Old []string `json:"old,omitempty"`
+	// Trial says how far Tokens are on a boot loader that boots them once first.
+	Trial Trial `json:"trial,omitempty"`
+	// Standing are the tokens in place of which Tokens are tried: they stay in
+	// boot entries until then.
+	Standing []string `json:"standing,omitempty"`
+	With     []string `json:"with,omitempty"` // what other units had tried together with Tokens when that failed
+	// Written says that Tokens were read back from the boot entries.
+	Written bool      `json:"written,omitempty"`
+	BootID  string    `json:"bootId"` // of the boot in which all this was decided
+	At      time.Time `json:"at"`
+}
+
+// Trial is how far kernel arguments have come that boot once before they are
+// written for good.
+type Trial string
+
+// The states of a trial. Without one, arguments are written at once.
+const (
+	TrialWaits  Trial = "waits"  // the boot loader is told by someone else what to boot next
+	TrialArmed  Trial = "armed"  // the next boot tries them
+	TrialPassed Trial = "passed" // the machine came up with them
+	TrialFailed Trial = "failed" // the machine was booted since, and came up without them
+)
+
+// Lasting are the tokens that boot entries are to have for good.
+func (a Arguments) Lasting() []string {
+	switch a.Trial {
+	case TrialWaits, TrialArmed, TrialFailed:
+		return a.Standing
+	}
+	return a.Tokens
 }
 
 // Event is a line of the history.

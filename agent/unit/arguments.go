@@ -2,7 +2,6 @@ package unit
 
 import (
 	"fmt"
-	"path"
 	"slices"
 	"strings"
 
@@ -11,9 +10,11 @@ import (
 )
 
 // Kernel arguments have one owner, whichever unit asks for them: the functions
-// below, one way for each boot loader. An argument is added to what boots
-// normally and never to rescue entries; nothing that others set is changed; and
-// what was written is read back from the entries that will boot.
+// below, one way for each boot loader (arguments_grub.go, arguments_entries.go).
+// An argument is added to what boots normally and never to rescue entries;
+// nothing that others set is changed; and what was written is read back from the
+// entries that will boot. Where GRUB can, new ones boot once before they are
+// written for good (arguments_trial.go).
 
 // arguments is how the kernel arguments of a unit stand, and what is left to be
 // done for them.
@@ -24,13 +25,7 @@ type arguments struct {
 }
 
 const (
-	// grubDropIn sorts behind what cloud images and the installer put there, and
-	// appends to what they set ("Simple configuration handling", GRUB manual;
-	// Debian's grub-mkconfig sources the folder).
-	grubDropIn = "/etc/default/grub.d/zz-better-compute.cfg"
-	// kernelCommandLine is what new kernels are installed with (kernel-install(8)).
-	kernelCommandLine = "/etc/kernel/cmdline"
-	tunedCommandLine  = "/etc/tuned/bootcmdline"
+	tunedCommandLine = "/etc/tuned/bootcmdline"
 	// maxCommandLine is COMMAND_LINE_SIZE of x86-64, the smallest of the
 	// architectures that are supported. The kernel cuts off what is longer.
 	maxCommandLine = 2048
@@ -49,12 +44,12 @@ func planArguments(s Scene, unit string, tokens []string) arguments {
 	running := words(s, "/proc/cmdline")
 	tokens = notByOthers(tokens, entries, running, ours, kept)
 	if len(tokens) == 0 && !known {
-		return stand(running, nil)
+		return arguments{state: wire.InSync}
 	}
 	if reason := unsupported(s); reason != "" {
 		switch {
 		case len(tokens) == 0:
-			return arguments{state: wire.InSync, steps: note(kept, nil, nil)}
+			return arguments{state: wire.InSync, steps: []Step{note(host.KeepArguments{})}}
 		case host.HasArguments(running, tokens):
 			return arguments{state: wire.InSync}
 		}
@@ -68,30 +63,72 @@ func planArguments(s Scene, unit string, tokens []string) arguments {
 			return arguments{state: wire.Failed, reason: fmt.Sprintf("%s would have %d bytes of kernel arguments, and the kernel reads %d", e.File, n, maxCommandLine-1)}
 		}
 	}
-	old := without(append(slices.Clone(kept.Old), kept.Tokens...), inPlace(s, unit, tokens))
-	same := known && slices.Equal(kept.Tokens, tokens)
-	lost := same && kept.BootID != s.BootID && len(tokens) > 0 && !host.HasArguments(running, tokens)
-	if lost {
-		return arguments{state: wire.Failed, reason: "the machine was booted since and came up without " + strings.Join(tokens, " ") +
-			"; see which entry it booted, and take the unit out of the policy and in again to have them written once more"}
+	c := change{Scene: s, unit: unit, tokens: tokens, kept: kept, known: known, entries: entries, running: running}
+	c.same = known && slices.Equal(kept.Tokens, tokens)
+	c.old = without(slices.Concat(kept.Old, kept.Standing, kept.Tokens), inOrder(s, unit, tokens, everything))
+	out, decided := c.onTrial()
+	if !decided {
+		out = c.forGood()
 	}
-	steps, reason, state := loaderSteps(s, unit, tokens, old, entries)
-	if reason != "" {
-		return arguments{state: state, reason: reason}
-	}
-	out := stand(running, tokens)
-	if len(steps) > 0 {
+	if slices.ContainsFunc(out.steps, func(step Step) bool { return step.Needs == NeedsReboot }) {
 		if free, err := s.Machine.FreeBytes("/boot"); err == nil && free < bootFree {
 			return arguments{state: wire.Failed, reason: fmt.Sprintf("/boot has %d KiB left, and a change of kernel arguments needs %d: remove an old kernel", free>>10, bootFree>>10)}
 		}
-		out.steps = append(note(kept, tokens, old), steps...)
+	}
+	return out
+}
+
+// change is a comparison of what one unit wants with a machine whose kernel
+// arguments can be kept.
+type change struct {
+	Scene
+	unit        string
+	tokens, old []string // wanted, and those of before that nobody wants any more
+	kept        host.Arguments
+	known, same bool // the unit keeps arguments; these
+	entries     []host.BootEntry
+	running     []string
+}
+
+// forGood has the boot entries hold what is wanted.
+func (c change) forGood() arguments {
+	running := host.HasArguments(c.running, c.tokens)
+	stale := slices.ContainsFunc(c.entries, func(e host.BootEntry) bool { return e.Lacks(c.tokens, c.old) })
+	if c.same && len(c.tokens) > 0 && !running && c.kept.BootID != c.BootID && (c.kept.Written || !stale) {
+		return arguments{state: wire.Failed, reason: "the machine was booted since and came up without " + strings.Join(c.tokens, " ") +
+			"; see which entry it booted, and take the unit out of the policy and in again to have them written once more"}
+	}
+	trial := c.kept.Trial
+	if trial != host.TrialPassed || !c.same {
+		trial = ""
+	}
+	steps, reason, state := c.loaderSteps()
+	if reason != "" {
+		return arguments{state: state, reason: reason}
+	}
+	out := arguments{state: wire.InSync}
+	if !running {
+		out = arguments{state: wire.PendingReboot, reason: "the next boot brings " + strings.Join(c.tokens, " ")}
+		if trial == "" {
+			out.reason += "; should the machine not come up with them, they have to be taken out at its console"
+			if why := c.cannotTry(); why != "" {
+				out.reason += ": " + why
+			}
+		}
+	}
+	out.steps = c.disarm()
+	if len(steps) > 0 {
+		if keep := (host.KeepArguments{Tokens: c.tokens, Old: c.old, Trial: trial}); !c.noted(keep) {
+			out.steps = append(out.steps, note(keep))
+		}
+		out.steps = append(out.steps, steps...)
 		return out
 	}
 	// What boots next is as wanted. Tokens of before are remembered until no
 	// running kernel has them.
-	left := slices.DeleteFunc(slices.Clone(old), func(t string) bool { return !slices.Contains(running, t) })
-	if !same || len(left) < len(kept.Old) {
-		out.steps = note(kept, tokens, left)
+	left := slices.DeleteFunc(slices.Clone(c.old), func(t string) bool { return !slices.Contains(c.running, t) })
+	if keep := (host.KeepArguments{Tokens: c.tokens, Old: left, Trial: trial, Written: len(c.tokens) > 0}); !c.noted(keep) {
+		out.steps = append(out.steps, note(keep))
 	}
 	if len(left) > 0 && out.state == wire.InSync {
 		out.state, out.reason = wire.PendingReboot, "the running kernel still has "+strings.Join(left, " ")
@@ -99,45 +136,41 @@ func planArguments(s Scene, unit string, tokens []string) arguments {
 	return out
 }
 
-// note is the step that remembers tokens, unless they are remembered already.
-func note(kept host.Arguments, tokens, old []string) []Step {
-	if slices.Equal(kept.Tokens, tokens) && slices.Equal(kept.Old, old) && len(tokens)+len(old) > 0 {
-		return nil
-	}
-	return []Step{{Change: host.KeepArguments{Tokens: tokens, Old: old}}}
+// noted reports whether the ledger says so already.
+func (c change) noted(keep host.KeepArguments) bool {
+	k := c.kept
+	return c.known && len(keep.Tokens)+len(keep.Old) > 0 && slices.Equal(k.Tokens, keep.Tokens) && slices.Equal(k.Old, keep.Old) &&
+		k.Trial == keep.Trial && slices.Equal(k.Standing, keep.Standing) && (k.Written || !keep.Written)
 }
 
-// stand tells where arguments are that will boot.
-func stand(running, tokens []string) arguments {
-	if host.HasArguments(running, tokens) {
-		return arguments{state: wire.InSync}
-	}
-	return arguments{state: wire.PendingReboot, reason: "the next boot brings " + strings.Join(tokens, " ")}
-}
+// note is a step that changes the ledger alone: it undoes nobody's work.
+func note(keep host.KeepArguments) Step { return Step{Change: keep, Again: true} }
 
 // keptByAll lists the arguments that units keep or kept, in any order.
 func keptByAll(s Scene) []string {
 	var all []string
 	for _, a := range s.Arguments {
-		all = append(append(all, a.Tokens...), a.Old...)
+		all = slices.Concat(all, a.Tokens, a.Standing, a.Old)
 	}
 	return all
 }
 
-// inPlace lists the arguments that units keep, those of one unit replaced, in
-// the order of application: pairs such as hugepagesz and hugepages only work in
-// order.
-func inPlace(s Scene, unit string, tokens []string) []string {
+// inOrder lists the arguments of all units, those of one replaced, in the order
+// of application: pairs such as hugepagesz and hugepages only work in order.
+func inOrder(s Scene, unit string, tokens []string, of func(host.Arguments) []string) []string {
 	var all []string
 	for _, kind := range wire.UnitKinds {
 		if name := string(kind); name == unit {
 			all = append(all, tokens...)
 		} else {
-			all = append(all, s.Arguments[name].Tokens...)
+			all = append(all, of(s.Arguments[name])...)
 		}
 	}
 	return all
 }
+
+// everything is what a unit keeps, be it for good or on trial.
+func everything(a host.Arguments) []string { return slices.Concat(a.Tokens, a.Standing) }
 
 // notByOthers leaves out the tokens that someone else sets already, everywhere.
 // Of a pair none is left out.
@@ -235,130 +268,18 @@ func unsupported(s Scene) string {
 	return "the boot loader of this machine is not known to the agent"
 }
 
-// loaderSteps are the steps after which what boots has tokens, and has no longer
-// what is old. A reason, with its state, says why there can be none.
-func loaderSteps(s Scene, unit string, tokens, old []string, entries []host.BootEntry) ([]Step, string, wire.UnitState) {
-	if len(entries) == 0 {
+// loaderSteps are the steps after which what boots has the tokens for good, and
+// has no longer what is old. A reason, with its state, says why there can be none.
+func (c change) loaderSteps() ([]Step, string, wire.UnitState) {
+	if len(c.entries) == 0 {
 		return nil, "the entries of the boot loader are not where they are looked for, so that a change could not be read back", wire.Unsupported
 	}
-	switch s.Machine.BootLoader() {
+	switch c.Machine.BootLoader() {
 	case host.LoaderGRUBDebian:
-		return grubSteps(s, unit, tokens, old, entries)
+		return c.grubSteps()
 	case host.LoaderGRUBBLS:
-		return grubbySteps(s, tokens, old, entries), "", ""
+		return c.grubbySteps(), "", ""
 	default:
-		return kernelInstallSteps(s, tokens, old, entries), "", ""
+		return c.kernelInstallSteps(), "", ""
 	}
-}
-
-// lacks reports whether an entry does not have the tokens, or still has old ones.
-func lacks(e host.BootEntry, tokens, old []string) bool {
-	return !host.HasArguments(e.Arguments, tokens) || slices.ContainsFunc(old, func(t string) bool { return slices.Contains(e.Arguments, t) })
-}
-
-// grubSteps appends to GRUB_CMDLINE_LINUX_DEFAULT, which recovery entries do not
-// use, and has Debian's tool make grub.cfg, which checks it before it replaces
-// the old one.
-func grubSteps(s Scene, unit string, tokens, old []string, entries []host.BootEntry) ([]Step, string, wire.UnitState) {
-	all := inPlace(s, unit, tokens)
-	content := ""
-	if len(all) > 0 {
-		content = "GRUB_CMDLINE_LINUX_DEFAULT=\"$GRUB_CMDLINE_LINUX_DEFAULT " + strings.Join(all, " ") + "\"\n"
-	}
-	now, err := s.Machine.ReadManaged(grubDropIn)
-	if err != nil {
-		return nil, err.Error(), wire.Failed
-	}
-	var steps []Step
-	switch {
-	case now.Exists && !now.Ours:
-		return nil, grubDropIn + " was changed by someone else; move it away to have it written again", wire.Conflict
-	case content == "" && now.Exists:
-		steps = append(steps, Step{Change: host.RemoveManaged{Path: grubDropIn}, Needs: NeedsReboot})
-	case content != "" && now.Content != content:
-		steps = append(steps, Step{
-			Change: host.WriteManaged{Path: grubDropIn, Content: content}, Needs: NeedsReboot,
-			Undo: "the file is removed, or written without these arguments, and update-grub run",
-		})
-	}
-	stale := slices.ContainsFunc(entries, func(e host.BootEntry) bool { return lacks(e, tokens, old) })
-	if len(steps) == 0 && !stale {
-		return nil, "", ""
-	}
-	return append(steps, Step{Change: host.Backup{Path: host.GRUBConfig}}, Step{Change: host.Command("update-grub"), Needs: NeedsReboot}), "", ""
-}
-
-// grubbySteps changes one entry at a time: for all at once grubby would take the
-// rescue entry too. Later kernels get theirs from /etc/kernel/cmdline, where
-// that exists.
-func grubbySteps(s Scene, tokens, old []string, entries []host.BootEntry) []Step {
-	steps := commandLineSteps(s, tokens, old, nil)
-	for _, e := range entries {
-		if !lacks(e, tokens, old) {
-			continue
-		}
-		argv := []string{"grubby", "--update-kernel=" + bootPath(e.Kernel)}
-		if len(old) > 0 {
-			argv = append(argv, "--remove-args="+strings.Join(old, " "))
-		}
-		if len(tokens) > 0 {
-			argv = append(argv, "--args="+strings.Join(tokens, " "))
-		}
-		steps = append(steps, Step{Change: host.Backup{Path: e.File}},
-			Step{Change: host.Command(argv...), Needs: NeedsReboot, Undo: "the arguments are taken out of the entry"})
-	}
-	return steps
-}
-
-// bootPath is the path of a kernel for grubby: entries name it from the top of
-// the file system that holds it, which is /boot on most machines.
-func bootPath(kernel string) string {
-	if strings.HasPrefix(kernel, "/boot/") {
-		return kernel
-	}
-	return path.Join("/boot", kernel)
-}
-
-// kernelInstallSteps writes the whole line that kernels are installed with, and
-// installs the entry of each kernel again.
-func kernelInstallSteps(s Scene, tokens, old []string, entries []host.BootEntry) []Step {
-	// Without the file kernel-install would take the running kernel's line, so
-	// it starts from that of an entry.
-	seed := without(entries[0].Arguments, keptByAll(s))
-	steps := commandLineSteps(s, tokens, old, seed)
-	for _, e := range entries {
-		if !lacks(e, tokens, old) || e.Version == "" {
-			continue
-		}
-		image := "/lib/modules/" + e.Version + "/vmlinuz"
-		if !s.Machine.Exists(image) {
-			image = "/boot/vmlinuz-" + e.Version
-		}
-		steps = append(steps, Step{Change: host.Backup{Path: e.File}},
-			Step{Change: host.Command("kernel-install", "add", e.Version, image), Needs: NeedsReboot, Undo: "the entry is installed again without the arguments"})
-	}
-	return steps
-}
-
-// commandLineSteps edits /etc/kernel/cmdline, which others own too: only tokens
-// of the unit come and go. Without the file it is made from a seed, if there is
-// one.
-func commandLineSteps(s Scene, tokens, old, seed []string) []Step {
-	data, err := s.Machine.ReadFile(kernelCommandLine)
-	if err != nil && seed == nil {
-		return nil
-	}
-	line := seed
-	if err == nil {
-		line = strings.Fields(string(data))
-	}
-	next := without(line, old)
-	if !host.HasArguments(next, tokens) {
-		next = append(without(next, tokens), tokens...)
-	}
-	text := strings.Join(next, " ") + "\n"
-	if err == nil && slices.Equal(line, next) {
-		return nil
-	}
-	return []Step{{Change: host.Edit{Path: kernelCommandLine, Old: string(data), New: text}, Needs: NeedsReboot, Undo: "the arguments are taken out of the line"}}
 }

@@ -49,6 +49,9 @@ type Desired struct {
 	Generation int64      `json:"generation"` // of the NodeSpec
 	Units      wire.Units `json:"units"`      // this one, or none: it is to be removed
 	Held       []string   `json:"heldGPUs,omitempty"`
+	// UpIn is the boot in which the agent that wants this was up. A boot at which
+	// it is not confirms nothing: see Scene.Up.
+	UpIn string `json:"agentUpIn,omitempty"`
 }
 
 // hash tells one desired state from another. The generation is not part of it:
@@ -92,11 +95,16 @@ const (
 // stop the others.
 func (r *Runner) Sync(ctx context.Context, spec wire.NodeSpec) []wire.UnitStatus {
 	out := []wire.UnitStatus{}
+	if r.Manage && r.Ledger.Interrupted() {
+		if err := r.recover(ctx); err != nil {
+			r.Log.Error("boot files are not put back yet", "err", err)
+		}
+	}
 	for _, kind := range wire.UnitKinds {
 		if kind == wire.UnitTelemetry {
 			continue // the agent exports by itself, and nothing on the machine changes
 		}
-		d := Desired{Generation: spec.Generation, Units: only(spec.Units, kind), Held: held(spec.Bindings)}
+		d := Desired{Generation: spec.Generation, Units: only(spec.Units, kind), Held: held(spec.Bindings), UpIn: r.Machine.BootID()}
 		wanted := len(d.Units.Wanted()) > 0
 		if !wanted && !r.touched(kind) {
 			continue
@@ -222,6 +230,7 @@ func (r *Runner) scene(kind wire.UnitKind, d Desired) (Scene, error) {
 		Machine: r.Machine, Want: d.Units, Held: d.Held, Arguments: make(map[string]host.Arguments),
 		BootID: r.Machine.BootID(), Now: r.Now(),
 	}
+	s.Up = s.BootID != "" && d.UpIn == s.BootID
 	if usesGPUs(kind) {
 		s.GPUs = look(r.GPUs)
 	}
@@ -249,7 +258,7 @@ func (r *Runner) want(ctx context.Context, name string, d Desired) error {
 	defer unlock()
 	var before Desired
 	if known, err := r.Ledger.Load(host.Desired, name, &before); err == nil && known &&
-		before.hash() == d.hash() && before.Generation == d.Generation && slices.Equal(before.Held, d.Held) {
+		before.hash() == d.hash() && before.Generation == d.Generation && before.UpIn == d.UpIn && slices.Equal(before.Held, d.Held) {
 		return nil
 	}
 	return r.Ledger.Save(host.Desired, name, d)
@@ -356,6 +365,9 @@ func (r *Runner) apply(ctx context.Context, kind wire.UnitKind, d Desired) (wire
 		return wire.UnitStatus{}, err
 	}
 	defer unlock()
+	if err := r.putBack(); err != nil {
+		return wire.UnitStatus{}, err
+	}
 	name, now := string(kind), r.Now().UTC().Truncate(time.Millisecond)
 	var last Result
 	if _, err := r.Ledger.Load(host.Results, name, &last); err != nil {
@@ -400,6 +412,25 @@ func (r *Runner) apply(ctx context.Context, kind wire.UnitKind, d Desired) (wire
 		result.NextTry = result.Mended[len(result.Mended)-1].Add(conflictWindow)
 	}
 	return status, r.Ledger.Save(host.Results, name, result)
+}
+
+// recover puts back boot files that another process was rewriting when it died.
+func (r *Runner) recover(ctx context.Context) error {
+	unlock, err := r.Ledger.Lock(ctx)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	return r.putBack()
+}
+
+// putBack is recover, under the lock.
+func (r *Runner) putBack() error {
+	files, err := host.Recover(r.Machine, r.Ledger, r.Machine.BootID(), r.Now)
+	if len(files) > 0 {
+		r.Log.Warn("a process died while boot files were rewritten; they are as they were", "files", files)
+	}
+	return err
 }
 
 // removed forgets a unit of which nothing is left.

@@ -268,8 +268,10 @@ func TestNewKernelGetsTheArguments(t *testing.T) {
 func TestRemovedArgumentsGoWithTheNextBoot(t *testing.T) {
 	b := newBench(t, "debian-amd")
 	before := b.Files(t)
-	b.sync(units(t, `{"iommu":{"passthrough":true}}`))
-	b.Reboot()
+	b.confirmed(units(t, `{"iommu":{"passthrough":true}}`))
+	if !b.Exists(dropIn) {
+		t.Fatal("after the boot there is no drop-in")
+	}
 	b.sync(wire.Units{})
 	if b.Exists(dropIn) || !strings.Contains(b.cmdline(), "iommu=pt") {
 		t.Fatalf("the drop-in is there: %v; the kernel runs with %s", b.Exists(dropIn), b.cmdline())
@@ -285,11 +287,19 @@ func TestRemovedArgumentsGoWithTheNextBoot(t *testing.T) {
 	after := b.Files(t)
 	for _, files := range []map[string]string{before, after} {
 		delete(files, "/proc/sys/kernel/random/boot_id")
+		delete(files, host.GRUBEnvironment) // GRUB cleared next_entry
 		files["/proc/cmdline"] = strings.Join(strings.Fields(files["/proc/cmdline"])[1:], " ")
 	}
 	if diff := cmp.Diff(before, after); diff != "" {
 		t.Errorf("(-before +after):\n%s", diff)
 	}
+}
+
+// confirmed has the machine booted with what is wanted, and the agent up after it.
+func (b *bench) confirmed(want wire.Units) []wire.UnitStatus {
+	b.sync(want)
+	b.Reboot()
+	return b.sync(want)
 }
 
 func (b *bench) cmdline() string { line, _ := b.String("/proc/cmdline"); return line }
@@ -314,8 +324,8 @@ func TestPagesBeforeNodesCouldBeNamed(t *testing.T) {
 	b.Put("/proc/sys/kernel/osrelease", "5.10.0-28-amd64")
 	b.Fragment(node1G, 3)
 	b.sync(units(t, `{"hugepages":{"sizeKiB":1048576,"count":8,"perNuma":true}}`))
-	if text, _ := b.String(dropIn); !strings.Contains(text, "hugepagesz=1G hugepages=16\"") {
-		t.Errorf("the drop-in says %q", text)
+	if text, _ := b.String(host.GRUBCustom); !strings.Contains(text, "hugepagesz=1G hugepages=16\n") {
+		t.Errorf("the trial's entry says %q", text)
 	}
 }
 
@@ -324,7 +334,7 @@ func TestPagesBeforeNodesCouldBeNamed(t *testing.T) {
 func TestEditedFileIsLeftAlone(t *testing.T) {
 	b := newBench(t, "debian-amd")
 	want := units(t, `{"iommu":{"passthrough":true}}`)
-	b.sync(want)
+	b.confirmed(want)
 	text, _ := b.String(dropIn)
 	edited := text + "\nGRUB_TIMEOUT=30"
 	b.Put(dropIn, edited)

@@ -36,7 +36,10 @@ type Scene struct {
 	// Arguments are the kernel arguments that all units keep, by their name.
 	Arguments map[string]host.Arguments
 	BootID    string
-	Now       time.Time
+	// Up says that the agent has come up since the machine was booted, which
+	// confirms arguments on trial. What runs early at boot does not.
+	Up  bool
+	Now time.Time
 }
 
 // Plan is what is left to be done for a unit, and how it stands.

@@ -17,6 +17,8 @@ func (e *edge) program(argv []string) error {
 	case "update-grub":
 		e.updateGRUB()
 		return nil
+	case "grub-editenv":
+		return e.grubEditenv(argv)
 	case "grubby":
 		return e.grubby(argv)
 	case "kernel-install":
@@ -27,6 +29,32 @@ func (e *edge) program(argv []string) error {
 		return nil
 	}
 	return fmt.Errorf("%s: nothing imitates it", argv[0])
+}
+
+// half runs a program and leaves what it wrote half written.
+func (e *edge) half(argv []string) {
+	before := e.bootFiles()
+	if err := e.program(argv); err != nil {
+		panic(err)
+	}
+	for name, text := range e.bootFiles() {
+		if was, known := before[name]; !known || was != text {
+			if err := e.write(name, []byte(text[:len(text)/2])); err != nil {
+				panic(err)
+			}
+		}
+	}
+}
+
+func (e *edge) bootFiles() map[string]string {
+	files := map[string]string{}
+	for _, pattern := range []string{"/boot/grub/*", "/boot/loader/entries/*", "/efi/loader/entries/*"} {
+		for _, name := range e.root.Glob(pattern) {
+			data, _ := e.root.ReadFile(name)
+			files[name] = string(data)
+		}
+	}
+	return files
 }
 
 // updateGRUB makes grub.cfg as Debian's grub-mkconfig does: the settings, then
@@ -41,22 +69,118 @@ func (e *edge) updateGRUB() {
 			}
 		}
 	}
-	image, rest := "/boot/vmlinuz", []string{"ro"}
+	image, root := "/boot/vmlinuz", []string{"ro"}
 	cmdline, _ := e.root.String("/proc/cmdline")
 	for word := range strings.FieldsSeq(cmdline) {
 		if v, ok := strings.CutPrefix(word, "BOOT_IMAGE="); ok {
 			image = v
 		} else if strings.HasPrefix(word, "root=") {
-			rest = []string{word, "ro"}
+			root = []string{word, "ro"}
 		}
 	}
-	base := strings.Join(append([]string{image}, rest...), " ")
-	line := func(words ...string) string { return strings.Join(strings.Fields(strings.Join(words, " ")), " ") }
+	entry := func(title, id string, arguments ...string) string {
+		words := append(append([]string{image}, root...), strings.Fields(strings.Join(arguments, " "))...)
+		return "menuentry '" + title + "' --class debian --class os $menuentry_id_option '" + id + "' {\n" +
+			"\tload_video\n\tif [ x$grub_platform = xxen ]; then insmod xzio; insmod lzopio; fi\n" +
+			"\tlinux\t" + strings.Join(words, " ") + "\n\tinitrd\t/boot/initrd.img\n}\n"
+	}
+	chosen := values["GRUB_DEFAULT"]
+	if chosen == "saved" {
+		chosen = "${saved_entry}"
+	}
 	linux, normal := values["GRUB_CMDLINE_LINUX"], values["GRUB_CMDLINE_LINUX_DEFAULT"]
-	e.put(host.GRUBConfig, "### BEGIN /etc/grub.d/10_linux ###\n"+
-		"menuentry 'Linux' --class os $menuentry_id_option 'gnulinux-simple' {\n\tlinux "+line(base, linux, normal)+"\n}\n"+
-		"menuentry 'Linux (recovery mode)' --class os $menuentry_id_option 'gnulinux-recovery-1' {\n\tlinux "+line(base, "single", linux)+"\n}\n"+
-		"### END /etc/grub.d/10_linux ###\n")
+	e.put(host.GRUBConfig, "### BEGIN /etc/grub.d/00_header ###\n"+
+		"if [ -s $prefix/grubenv ]; then\n  set have_grubenv=true\n  load_env\nfi\n"+
+		"if [ \"${next_entry}\" ] ; then\n   set default=\"${next_entry}\"\n   set next_entry=\n   save_env next_entry\n   set boot_once=true\n"+
+		"else\n   set default=\""+chosen+"\"\nfi\n"+
+		"function savedefault {\n  if [ -z \"${boot_once}\" ]; then\n    saved_entry=\"${chosen}\"\n    save_env saved_entry\n  fi\n}\n"+
+		"### END /etc/grub.d/00_header ###\n\n### BEGIN /etc/grub.d/10_linux ###\n"+
+		entry("Debian GNU/Linux", "gnulinux-simple-1", linux, normal)+
+		"submenu 'Advanced options for Debian GNU/Linux' $menuentry_id_option 'gnulinux-advanced-1' {\n"+
+		entry("Debian GNU/Linux, with Linux 6", "gnulinux-6-advanced-1", linux, normal)+
+		entry("Debian GNU/Linux, with Linux 6 (recovery mode)", "gnulinux-6-recovery-1", "single", linux)+
+		"}\n### END /etc/grub.d/10_linux ###\n\n### BEGIN /etc/grub.d/41_custom ###\n"+
+		"if [ -f  ${config_directory}/custom.cfg ]; then\n  source ${config_directory}/custom.cfg\nfi\n"+
+		"### END /etc/grub.d/41_custom ###\n")
+}
+
+// grubEditenv imitates grub-editenv FILE set NAME=VALUE, and unset NAME.
+func (e *edge) grubEditenv(argv []string) error {
+	if len(argv) != 4 {
+		return fmt.Errorf("grub-editenv: %q is not imitated", argv)
+	}
+	text, _ := e.root.String(argv[1])
+	name, value, _ := strings.Cut(argv[3], "=")
+	e.putEnvironment(argv[1], text, name, value, argv[2] == "set")
+	return nil
+}
+
+// putEnvironment writes a GRUB environment block, of a fixed size, with one
+// variable anew.
+func (e *edge) putEnvironment(file, text, name, value string, set bool) {
+	block := "# GRUB Environment Block\n"
+	for line := range strings.Lines(text) {
+		if !strings.HasPrefix(line, "#") && !strings.HasPrefix(line, name+"=") {
+			block += line
+		}
+	}
+	if set {
+		block += name + "=" + value + "\n"
+	}
+	if err := e.write(file, []byte(block+strings.Repeat("#", 1024-len(block)))); err != nil {
+		panic(err)
+	}
+}
+
+// grubBoots imitates GRUB up to the kernel: it answers the command line that it
+// starts one with. An entry to boot once is forgotten first, if GRUB can write.
+func (e *edge) grubBoots() string {
+	env, _ := e.root.String(host.GRUBEnvironment)
+	chosen := host.Assignments(env)["next_entry"]
+	if chosen != "" && !e.grubStuck {
+		e.putEnvironment(host.GRUBEnvironment, env, "next_entry", "", true)
+	}
+	custom, _ := e.root.String(host.GRUBCustom)
+	if _, body, ok := strings.Cut(custom, "$menuentry_id_option '"+chosen+"' {\n"); ok && chosen != "" {
+		return e.runEntry(body)
+	}
+	entry, err := e.root.GRUBDefault()
+	if err != nil {
+		panic(err)
+	}
+	return e.runEntry(strings.Join(entry.Body, "\n") + "\n}\n")
+}
+
+// runEntry runs the commands of a menu entry as GRUB does. Of conditions it
+// knows the one on next_entry; others hold, and have no effect here.
+func (e *edge) runEntry(body string) string {
+	nextEntry, skip, ours := "", false, false
+	for line := range strings.Lines(body) {
+		words := strings.Fields(line)
+		if len(words) == 0 {
+			continue
+		}
+		switch words[0] {
+		case "load_env":
+			env, _ := e.root.String(host.GRUBEnvironment)
+			nextEntry = host.Assignments(env)["next_entry"]
+		case "if":
+			if ours = words[2] == `"${next_entry}"`; ours {
+				skip = strings.Trim(words[4], `"`) != nextEntry
+			}
+		case "else":
+			skip = ours && !skip
+		case "fi":
+			skip, ours = false, false
+		case "linux":
+			if !skip {
+				return strings.Join(append([]string{"BOOT_IMAGE=" + words[1]}, words[2:]...), " ")
+			}
+		case "}":
+			panic("the entry starts no kernel")
+		}
+	}
+	panic("the entry has no end")
 }
 
 // grubby changes the options of the entry of one kernel.
@@ -144,6 +268,9 @@ func (e *edge) modprobe(name string) error {
 
 // nextArguments is the command line of the next boot.
 func (e *edge) nextArguments() string {
+	if e.root.BootLoader() == host.LoaderGRUBDebian {
+		return e.grubBoots()
+	}
 	for _, entry := range e.root.BootEntries() {
 		return strings.Join(append([]string{"BOOT_IMAGE=" + entry.Kernel}, entry.Arguments...), " ")
 	}

@@ -5,7 +5,8 @@
 //
 // It knows rules, not units: pools of huge pages take what memory there is,
 // a governor that is not offered is refused, update-grub reads what Debian's
-// reads. A machine can also refuse, fail and die on request.
+// reads, and GRUB boots an entry once. A machine can also refuse, fail and die on
+// request.
 //
 // Start reading at [New].
 package hosttest
@@ -43,13 +44,17 @@ func New(t testing.TB, a *host.Archive) *Machine {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e := &edge{Edge: host.NewTreeEdge(root), root: root, active: map[string]bool{}, free: map[string]uint64{}, fails: map[string]string{}, boot: 1}
+	e := &edge{Edge: host.NewTreeEdge(root), root: root, active: map[string]bool{}, free: map[string]uint64{}, fails: map[string]string{}, breaks: map[string]string{}, boot: 1}
 	m := &Machine{Machine: &host.Machine{Root: root, Edge: e}, edge: e}
 	m.Put("/proc/sys/kernel/random/boot_id", "boot-1")
 	m.Put("/proc/sys/vm/compact_memory", "0")
 	m.Put("/usr/sbin/modprobe", "")
 	if root.Exists("/usr/sbin/update-grub") {
 		m.Put("/usr/sbin/update-initramfs", "")
+		m.Put("/usr/bin/grub-editenv", "")
+		e.putEnvironment(host.GRUBEnvironment, "", "", "", false)
+		m.Put("/proc/self/mountinfo", "22 1 8:2 / / rw,relatime shared:1 - ext4 /dev/sda2 rw")
+		m.Put("/sys/dev/block/8:2/uevent", "MAJOR=8\nMINOR=2\nDEVNAME=sda2\nDEVTYPE=partition")
 		e.updateGRUB()
 	}
 	e.remember()
@@ -116,8 +121,23 @@ func (m *Machine) FailsFor(program, argument, output string) {
 	m.edge.fails[program+" "+argument] = output
 }
 
-// Works takes Fails back.
-func (m *Machine) Works(program string) { delete(m.edge.fails, program) }
+// Breaks makes a program fail with an output after it has written half of its
+// files: its disk is full, or it was killed.
+func (m *Machine) Breaks(program, output string) { m.edge.breaks[program] = output }
+
+// DieIn has the process die, as Died, when a program that it runs has written
+// half of its files.
+func (m *Machine) DieIn(program string) { m.edge.dieIn = program }
+
+// Works takes Fails, Breaks and DieIn back.
+func (m *Machine) Works(program string) {
+	delete(m.edge.fails, program)
+	delete(m.edge.breaks, program)
+	m.edge.dieIn = ""
+}
+
+// GRUBCannotWrite has GRUB unable to forget which entry it was to boot once.
+func (m *Machine) GRUBCannotWrite() { m.edge.grubStuck = true }
 
 // Active has systemd say that units are active.
 func (m *Machine) Active(units ...string) {
@@ -168,10 +188,14 @@ type edge struct {
 	readOnly []string
 	free     map[string]uint64
 	fails    map[string]string
+	breaks   map[string]string
+	dieIn    string
 	active   map[string]bool
 	units    map[string]func() error
 	boot     int
-	fresh    map[string]string // what a boot resets, by path
+	// grubStuck says that GRUB cannot write.
+	grubStuck bool
+	fresh     map[string]string // what a boot resets, by path
 }
 
 // effect surrounds what reaches the machine, so that a test can stop it there.
@@ -255,6 +279,14 @@ func (e *edge) Run(_ context.Context, argv ...string) error {
 		}
 		if fails {
 			return &host.CommandError{Argv: argv, Output: output, Err: fmt.Errorf("exit status 1")}
+		}
+		if e.dieIn == argv[0] {
+			e.half(argv)
+			panic(Died{})
+		}
+		if output, ok := e.breaks[argv[0]]; ok {
+			e.half(argv)
+			return &host.CommandError{Argv: argv, Output: output, Err: fmt.Errorf("signal: killed")}
 		}
 		return e.program(argv)
 	})

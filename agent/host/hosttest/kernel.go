@@ -178,6 +178,14 @@ func (m *Machine) Use(dir string, pages int) {
 	}
 }
 
+// BootHangs starts the machine anew, and it does not come up: the boot loader
+// did its part, and the kernel that it started says nothing. Somebody has to
+// start it again.
+func (m *Machine) BootHangs() {
+	m.edge.boot++
+	m.edge.nextArguments()
+}
+
 // Reboot starts the machine anew: kernel values are those of a fresh boot, and
 // the kernel arguments are those of the entry that boots.
 func (m *Machine) Reboot() {

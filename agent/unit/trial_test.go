@@ -1,0 +1,627 @@
+package unit_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/bettercompute/bc/agent/host"
+	"github.com/bettercompute/bc/agent/unit"
+	"github.com/bettercompute/bc/agent/wire"
+)
+
+const (
+	throughUnit  = `{"iommu":{"passthrough":true}}`
+	isolateUnit  = `{"cpu":{"isolate":"2-3"}}`
+	isolated23   = "isolcpus=domain,managed_irq,2-3"
+	bothUnits    = `{"cpu":{"isolate":"2-3"},"iommu":{"passthrough":true}}`
+	trialID      = "better-compute-trial"
+	otherMachine = "22 1 254:1 / / rw,relatime - ext4 /dev/mapper/vg-root rw"
+)
+
+// next is what the next boot has as kernel arguments, and whether that is for
+// good: found out by booting.
+func (b *bench) boots(tokens ...string) bool {
+	return host.HasArguments(strings.Fields(b.cmdline()), tokens)
+}
+
+func (b *bench) lasting() []host.BootEntry { return b.BootEntries() }
+
+func (b *bench) armed() bool { return b.GRUBNext() == trialID && b.Exists(host.GRUBCustom) }
+
+// hasForGood reports whether all entries have the tokens.
+func (b *bench) hasForGood(tokens ...string) bool {
+	entries := b.lasting()
+	return len(entries) > 0 && !slices.ContainsFunc(entries, func(e host.BootEntry) bool { return e.Lacks(tokens, nil) })
+}
+
+// bootUnit is what a static systemd unit does at boot, before the agent.
+func (b *bench) bootUnit(t *testing.T, kind wire.UnitKind) wire.UnitStatus {
+	t.Helper()
+	status, _, err := b.Runner.Apply(context.Background(), kind)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return status
+}
+
+func TestTrialBootsOnceAndIsWrittenOnceTheAgentIsUp(t *testing.T) {
+	b := newBench(t, "debian-amd")
+	want := units(t, throughUnit)
+	if s := one(t, b.sync(want)); s.State != wire.PendingReboot || !strings.Contains(s.Reason, "the next boot tries iommu=pt") {
+		t.Fatalf("%+v", s)
+	}
+	if !b.armed() || b.hasForGood("iommu=pt") || b.Exists(dropIn) {
+		t.Fatal("something lasts before the trial")
+	}
+	b.Reboot()
+	if b.GRUBNext() != "" || !b.boots("iommu=pt") {
+		t.Fatalf("GRUB boots %q next; the kernel runs with %s", b.GRUBNext(), b.cmdline())
+	}
+	// What systemd runs before the agent sees the arguments, and confirms nothing.
+	if s := b.bootUnit(t, wire.UnitIOMMU); s.State != wire.InSync || !strings.Contains(s.Reason, "once the agent is up") || b.hasForGood("iommu=pt") {
+		t.Fatalf("%+v", s)
+	}
+	if s := one(t, b.sync(want)); s.State != wire.InSync || s.Reason != "" {
+		t.Fatalf("%+v", s)
+	}
+	if !b.hasForGood("iommu=pt") || b.Exists(host.GRUBCustom) {
+		t.Fatal("confirmed, the arguments do not last")
+	}
+	b.Ran()
+	b.Reboot()
+	if s := b.bootUnit(t, wire.UnitIOMMU); s.State != wire.InSync {
+		t.Fatalf("at the boot after: %+v", s)
+	}
+	if s := one(t, b.sync(want)); s.State != wire.InSync || len(b.Ran()) > 0 || !b.boots("iommu=pt") {
+		t.Errorf("at the boot after: %+v", s)
+	}
+}
+
+// A machine that does not come up with new arguments comes up with the old ones
+// at the boot after. The unit says so, in which boot, and it is not tried again.
+func TestMachineThatDoesNotComeUpIsBackAtTheNextBoot(t *testing.T) {
+	b := newBench(t, "debian-amd")
+	want := units(t, throughUnit)
+	before := b.cmdline()
+	b.sync(want)
+	b.BootHangs()
+	b.Reboot()
+	if b.cmdline() != before {
+		t.Fatalf("the boot after has %s", b.cmdline())
+	}
+	s := b.bootUnit(t, wire.UnitIOMMU)
+	for _, part := range []string{"did not come up with iommu=pt", "as boot boot-3", "nothing was written for good", "out of the policy and in again"} {
+		if s.State != wire.Failed || !strings.Contains(s.Reason, part) {
+			t.Errorf("it does not say %q: %+v", part, s)
+		}
+	}
+	if b.Exists(host.GRUBCustom) || b.hasForGood("iommu=pt") || b.Exists(dropIn) {
+		t.Error("something of the trial is left")
+	}
+	said := s.Reason
+	for range 3 { // not tried again: not by the agent, not later, not by further boots
+		b.Ran()
+		b.now = b.now.Add(time.Hour)
+		if s := one(t, b.sync(want)); s.State != wire.Failed || s.Reason != said || len(b.Ran()) > 0 || b.armed() {
+			t.Fatalf("%+v", s)
+		}
+		b.Reboot()
+	}
+	// Taken out and put in again, it is.
+	b.sync(wire.Units{})
+	if left := b.Ledger.Units(host.Priors); len(left) > 0 {
+		t.Errorf("the ledger still knows of %v", left)
+	}
+	if s := one(t, b.sync(want)); s.State != wire.PendingReboot || !b.armed() {
+		t.Errorf("put in again: %+v", s)
+	}
+}
+
+// The machine booted with the arguments, and the agent never came up: that is no
+// confirmation either.
+func TestBootThatTheAgentDoesNotReachConfirmsNothing(t *testing.T) {
+	b := newBench(t, "debian-amd")
+	want := units(t, throughUnit)
+	b.sync(want)
+	b.Reboot()
+	b.bootUnit(t, wire.UnitIOMMU)
+	b.Reboot()
+	if b.boots("iommu=pt") {
+		t.Fatal("the second boot has the arguments too")
+	}
+	if s := one(t, b.sync(want)); s.State != wire.Failed || b.hasForGood("iommu=pt") {
+		t.Errorf("%+v", s)
+	}
+}
+
+// All units that wait for a boot are tried by one: in order, and each is
+// confirmed, or all fail, with what was tried together.
+func TestUnitsShareOneTrial(t *testing.T) {
+	b := newBench(t, "debian-amd")
+	want := units(t, bothUnits)
+	b.sync(want)
+	b.Reboot()
+	if !b.boots(isolated23, "iommu=pt") {
+		t.Fatalf("the kernel runs with %s", b.cmdline())
+	}
+	for _, s := range b.sync(want) {
+		if s.State != wire.InSync {
+			t.Errorf("%+v", s)
+		}
+	}
+	if !b.hasForGood(isolated23, "iommu=pt") || b.Exists(host.GRUBCustom) {
+		t.Error("confirmed, the arguments do not last")
+	}
+
+	b = newBench(t, "debian-amd")
+	b.sync(want)
+	b.BootHangs()
+	b.Reboot()
+	for _, s := range b.sync(want) {
+		if s.State != wire.Failed || !strings.Contains(s.Reason, "tried together with") {
+			t.Errorf("%+v", s)
+		}
+	}
+	if b.Exists(host.GRUBCustom) || b.Exists(dropIn) {
+		t.Error("something of the trial is left")
+	}
+}
+
+// A unit that is tried puts nobody else's confirmed arguments at risk.
+func TestFailedTrialLeavesWhatWasConfirmed(t *testing.T) {
+	b := newBench(t, "debian-amd")
+	b.confirmed(units(t, throughUnit))
+	want := units(t, bothUnits)
+	b.sync(want)
+	if !b.hasForGood("iommu=pt") || b.hasForGood(isolated23) {
+		t.Fatal("while armed, the entries are not as they were")
+	}
+	b.BootHangs()
+	b.Reboot()
+	states := map[wire.UnitKind]wire.UnitState{}
+	for _, s := range b.sync(want) {
+		states[s.Kind] = s.State
+	}
+	if diff := cmp.Diff(map[wire.UnitKind]wire.UnitState{wire.UnitCPU: wire.Failed, wire.UnitIOMMU: wire.InSync}, states); diff != "" {
+		t.Error(diff)
+	}
+	if !b.boots("iommu=pt") || !b.hasForGood("iommu=pt") {
+		t.Error("the confirmed arguments are gone")
+	}
+}
+
+func TestWantedChangesWhileArmed(t *testing.T) {
+	b := newBench(t, "debian-amd")
+	before := b.Files(t)
+	b.sync(units(t, isolateUnit))
+	changed := units(t, `{"cpu":{"isolate":"4-5"}}`)
+	if s := one(t, b.sync(changed)); s.State != wire.PendingReboot || !b.armed() {
+		t.Fatalf("%+v", s)
+	}
+	text, _ := b.String(host.GRUBCustom)
+	if !strings.Contains(text, "isolcpus=domain,managed_irq,4-5") || strings.Contains(text, isolated23) {
+		t.Errorf("the trial is %s", text)
+	}
+	// One of two is taken out: the other stays armed, alone.
+	b.sync(units(t, `{"cpu":{"isolate":"4-5"},"iommu":{"passthrough":true}}`))
+	b.sync(units(t, throughUnit))
+	text, _ = b.String(host.GRUBCustom)
+	if !b.armed() || !strings.Contains(text, "iommu=pt") || strings.Contains(text, "isolcpus") {
+		t.Errorf("armed %v, the trial is %s", b.armed(), text)
+	}
+	// Emptied: as if nothing had been.
+	b.sync(wire.Units{})
+	if diff := cmp.Diff(before, b.Files(t)); diff != "" {
+		t.Errorf("(-before +after):\n%s", diff)
+	}
+	if left := b.Ledger.Units(host.Priors); len(left) > 0 {
+		t.Errorf("the ledger still knows of %v", left)
+	}
+}
+
+// Confirmed arguments that change stay in force until the new ones have booted.
+func TestChangeOfConfirmedArgumentsIsTriedBesideThem(t *testing.T) {
+	b := newBench(t, "debian-amd")
+	b.confirmed(units(t, isolateUnit))
+	want := units(t, `{"cpu":{"isolate":"4-5"}}`)
+	b.sync(want)
+	if !b.hasForGood(isolated23) {
+		t.Fatal("the old arguments went before the new ones booted")
+	}
+	b.BootHangs()
+	b.Reboot()
+	if !b.boots(isolated23) {
+		t.Fatalf("the boot after has %s", b.cmdline())
+	}
+	if s := one(t, b.sync(want)); s.State != wire.Failed || !b.hasForGood(isolated23) {
+		t.Fatalf("%+v", s)
+	}
+	// Back to what was confirmed needs no trial.
+	if s := one(t, b.sync(units(t, isolateUnit))); s.State != wire.InSync || b.armed() {
+		t.Errorf("%+v", s)
+	}
+	// A trial that passes takes their place.
+	b.confirmed(want)
+	if !b.hasForGood("isolcpus=domain,managed_irq,4-5") || strings.Contains(b.lastingText(), isolated23) {
+		t.Errorf("the entries have %s", b.lastingText())
+	}
+}
+
+func (b *bench) lastingText() string { text, _ := b.String(host.GRUBConfig); return text }
+
+// An operator who takes everything back, as before the package is removed, leaves
+// no trial behind.
+func TestRestoreDisarms(t *testing.T) {
+	b := newBench(t, "debian-amd")
+	before := b.Files(t)
+	b.sync(units(t, bothUnits))
+	for _, kind := range []wire.UnitKind{wire.UnitIOMMU, wire.UnitCPU} {
+		if _, _, err := b.Runner.Remove(context.Background(), kind); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if diff := cmp.Diff(before, b.Files(t)); diff != "" {
+		t.Errorf("(-before +after):\n%s", diff)
+	}
+}
+
+// Taken back after the trial's boot and before it is confirmed, the arguments go
+// with the next boot by themselves.
+func TestRestoreBetweenBootAndConfirmation(t *testing.T) {
+	b := newBench(t, "debian-amd")
+	b.sync(units(t, throughUnit))
+	b.Reboot()
+	b.sync(wire.Units{})
+	if b.Exists(host.GRUBCustom) || b.hasForGood("iommu=pt") {
+		t.Fatal("something of the trial is left")
+	}
+	b.Reboot()
+	b.sync(wire.Units{})
+	if left := b.Ledger.Units(host.Priors); b.boots("iommu=pt") || len(left) > 0 {
+		t.Errorf("the kernel runs with %s, the ledger knows of %v", b.cmdline(), left)
+	}
+}
+
+// Where GRUB cannot boot an entry just once, the arguments are written as ever,
+// and the unit says that there is no way back.
+func TestNoTrialWhereGRUBCannot(t *testing.T) {
+	for name, c := range map[string]struct {
+		make func(*bench)
+		why  string
+	}{
+		"LVM":   {func(b *bench) { b.Put("/proc/self/mountinfo", otherMachine) }, "RAID, LVM or encryption"},
+		"btrfs": {func(b *bench) { b.Put("/proc/self/mountinfo", "22 1 0:30 / / rw - btrfs /dev/sda2 rw") }, "which is on btrfs"},
+		"boot": {func(b *bench) {
+			b.Put("/proc/self/mountinfo", "22 1 8:2 / / rw - ext4 /dev/sda2 rw\n23 22 9:0 / /boot rw - ext4 /dev/md0 rw")
+		}, "RAID, LVM or encryption"},
+		"mounts": {func(b *bench) { b.Machine.Remove("/proc/self/mountinfo") }, "it cannot be told"},
+		"custom": {func(b *bench) { b.Put(host.GRUBCustom, "menuentry 'mine' {\n}") }, "custom.cfg is someone else's"},
+		"41":     {func(b *bench) { b.edit(host.GRUBConfig, "custom.cfg", "other.cfg") }, ""},
+		"header": {func(b *bench) { b.edit(host.GRUBConfig, "save_env next_entry", "true") }, ""},
+		"other":  {func(b *bench) { b.edit(host.GRUBConfig, `default="0"`, `default="Windows"`) }, ""},
+		"tool":   {func(b *bench) { b.Machine.Remove("/usr/bin/grub-editenv") }, "grub-editenv"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t, "debian-amd")
+			c.make(b)
+			want := units(t, throughUnit)
+			s := one(t, b.sync(want))
+			if s.State != wire.PendingReboot || !strings.Contains(s.Reason, "at its console") || !strings.Contains(s.Reason, c.why) {
+				t.Errorf("%+v", s)
+			}
+			if !b.hasForGood("iommu=pt") || b.GRUBNext() != "" {
+				t.Error("the arguments were not written")
+			}
+			b.Reboot()
+			if s := one(t, b.sync(want)); s.State != wire.InSync {
+				t.Errorf("%+v", s)
+			}
+		})
+	}
+}
+
+func (b *bench) edit(file, old, new string) {
+	text, _ := b.String(file)
+	b.Put(file, strings.ReplaceAll(text, old, new))
+}
+
+// Should GRUB not be able to write although it looked so, the trial's own entry
+// boots the old arguments, not the new ones for ever.
+func TestTrialThatGRUBCannotForgetBootsTheOldArguments(t *testing.T) {
+	b := newBench(t, "debian-amd")
+	b.GRUBCannotWrite()
+	want := units(t, throughUnit)
+	before := b.cmdline()
+	b.sync(want)
+	b.Reboot()
+	if b.cmdline() != before {
+		t.Fatalf("the kernel runs with %s", b.cmdline())
+	}
+	if s := one(t, b.sync(want)); s.State != wire.Failed || b.GRUBNext() != "" || b.Exists(host.GRUBCustom) {
+		t.Errorf("%+v, next %q", s, b.GRUBNext())
+	}
+}
+
+// A new kernel between arming and the boot: the copy follows the default entry.
+func TestTrialFollowsTheDefaultEntry(t *testing.T) {
+	b := newBench(t, "debian-amd")
+	want := units(t, throughUnit)
+	b.sync(want)
+	b.edit(host.GRUBConfig, "6.1.0-18", "6.1.0-21")
+	if s := one(t, b.sync(want)); s.State != wire.PendingReboot {
+		t.Fatalf("%+v", s)
+	}
+	b.Reboot()
+	if !b.boots("iommu=pt") || !strings.Contains(b.cmdline(), "6.1.0-21") {
+		t.Errorf("the kernel runs with %s", b.cmdline())
+	}
+}
+
+// Of grub-reboot, saved defaults and submenus.
+func TestTrialCopiesWhatGRUBWouldBoot(t *testing.T) {
+	for name, chosen := range map[string]string{
+		"saved": "saved", "id": "gnulinux-simple-1", "title": "Debian GNU/Linux", "path": "gnulinux-advanced-1>gnulinux-6-advanced-1", "numbers": "1>0",
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t, "debian-amd")
+			b.Put("/etc/default/grub", "GRUB_DEFAULT="+chosen+"\nGRUB_CMDLINE_LINUX_DEFAULT=\"quiet\"")
+			run := func(argv ...string) {
+				if err := b.Machine.Run(context.Background(), argv...); err != nil {
+					t.Fatal(err)
+				}
+			}
+			run("update-grub")
+			run("grub-editenv", host.GRUBEnvironment, "set", "saved_entry=gnulinux-advanced-1>gnulinux-6-advanced-1")
+			want := units(t, throughUnit)
+			if s := one(t, b.sync(want)); s.State != wire.PendingReboot || !b.armed() {
+				t.Fatalf("%+v", s)
+			}
+			b.Reboot()
+			if s := one(t, b.sync(want)); s.State != wire.InSync || !b.boots("iommu=pt") {
+				t.Errorf("%+v", s)
+			}
+			env, _ := b.String(host.GRUBEnvironment)
+			if !strings.Contains(env, "saved_entry=gnulinux-advanced-1>") {
+				t.Error("the saved default was changed")
+			}
+		})
+	}
+}
+
+// An operator who told GRUB what to boot next goes first.
+func TestTrialWaitsForGrubReboot(t *testing.T) {
+	b := newBench(t, "debian-amd")
+	want := units(t, throughUnit)
+	theirs := func() {
+		t.Helper()
+		if err := b.Machine.Run(context.Background(), "grub-editenv", host.GRUBEnvironment, "set", "next_entry=gnulinux-6-recovery-1"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.sync(want) // armed first, and then overwritten
+	theirs()
+	for range 2 {
+		if s := one(t, b.sync(want)); s.State != wire.PendingReboot || !strings.Contains(s.Reason, "someone else") || b.GRUBNext() != "gnulinux-6-recovery-1" {
+			t.Fatalf("%+v, next %q", s, b.GRUBNext())
+		}
+	}
+	b.Reboot()
+	if s := one(t, b.sync(want)); s.State != wire.PendingReboot || !b.armed() {
+		t.Fatalf("%+v", s)
+	}
+	b.Reboot()
+	if s := one(t, b.sync(want)); s.State != wire.InSync {
+		t.Errorf("%+v", s)
+	}
+}
+
+// The static units apply what the agent wants; the agent being up is what they
+// are told, and only in this boot.
+func TestServiceConfirmsWhenTheAgentIsUp(t *testing.T) {
+	b := newBench(t, "debian-amd")
+	b.Services = true
+	apply := func() error {
+		_, _, err := (&unit.Runner{Machine: b.Machine.Machine, Ledger: b.Ledger, Manage: true, Now: b.Now, Log: b.Log}).Apply(context.Background(), wire.UnitIOMMU)
+		return err
+	}
+	b.Install("bc-iommu.service", apply)
+	want := units(t, throughUnit)
+	b.sync(want)
+	b.Reboot()
+	if err := apply(); err != nil || b.hasForGood("iommu=pt") {
+		t.Fatalf("at boot: %v, for good %v", err, b.hasForGood("iommu=pt"))
+	}
+	if s := one(t, b.sync(want)); s.State != wire.InSync || !b.hasForGood("iommu=pt") {
+		t.Errorf("%+v", s)
+	}
+}
+
+// The process dies at each moment of arming, of confirming, of finding that the
+// trial failed, and of taking the arguments back: the next one brings the machine
+// to where it would be.
+func TestDyingAtEachStepOfATrial(t *testing.T) {
+	want := units(t, bothUnits)
+	for name, c := range map[string]struct {
+		before func(*bench)
+		do     wire.Units
+	}{
+		"arm":     {func(*bench) {}, want},
+		"confirm": {func(b *bench) { b.sync(want); b.Reboot() }, want},
+		"fail":    {func(b *bench) { b.sync(want); b.BootHangs(); b.Reboot() }, want},
+		"disarm":  {func(b *bench) { b.sync(want) }, wire.Units{}},
+		"change":  {func(b *bench) { b.sync(want) }, units(t, `{"cpu":{"isolate":"4-5"},"iommu":{"passthrough":true}}`)},
+		"remove":  {func(b *bench) { b.confirmed(want) }, wire.Units{}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			still := newBench(t, "debian-amd")
+			c.before(still)
+			still.DieAt(0)
+			statuses, effects := lines(still.sync(c.do)), still.Effects()
+			after := still.Files(t)
+			if effects == 0 {
+				t.Fatal("nothing is done")
+			}
+			for moment := 1; moment <= 2*effects; moment++ {
+				b := newBench(t, "debian-amd")
+				c.before(b)
+				if !b.dying(moment, func() { b.sync(c.do) }) {
+					t.Fatalf("the process lived through moment %d of %d", moment, 2*effects)
+				}
+				b.now = b.now.Add(time.Second)
+				if diff := cmp.Diff(statuses, lines(b.sync(c.do))); diff != "" {
+					t.Fatalf("died at moment %d:\n%s", moment, diff)
+				}
+				if diff := cmp.Diff(after, b.Files(t)); diff != "" {
+					t.Fatalf("died at moment %d, the machine (-without +with a death):\n%s", moment, diff)
+				}
+			}
+		})
+	}
+}
+
+// Power goes while a confirmation is written: the machine has proven the
+// arguments, so they are written in the end.
+func TestPowerCutWhileConfirming(t *testing.T) {
+	want := units(t, throughUnit)
+	for moment := 1; ; moment++ {
+		b := newBench(t, "debian-amd")
+		b.sync(want)
+		b.Reboot()
+		if !b.dying(moment, func() { b.sync(want) }) {
+			break
+		}
+		b.Reboot()
+		for range 2 {
+			s := one(t, b.sync(want))
+			if s.State == wire.InSync {
+				break
+			}
+			if s.State != wire.PendingReboot {
+				t.Fatalf("cut at moment %d: %+v", moment, s)
+			}
+			b.Reboot()
+		}
+		if !b.boots("iommu=pt") || !b.hasForGood("iommu=pt") || b.Exists(host.GRUBCustom) {
+			t.Fatalf("cut at moment %d: the kernel runs with %s", moment, b.cmdline())
+		}
+	}
+}
+
+// A program of the boot loader that fails, or is killed half way, leaves nothing
+// behind: its files, the drop-in and the line for new kernels are as they were.
+func TestFailingBootLoaderToolIsRolledBack(t *testing.T) {
+	for _, c := range []struct{ machine, tool string }{
+		{"debian-amd", "grub-editenv"}, {"debian-amd", "update-grub"}, {"rhel-intel", "grubby"}, {"systemd-boot", "kernel-install"},
+	} {
+		for _, breaks := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s breaks=%v", c.tool, breaks), func(t *testing.T) {
+				t.Parallel()
+				b := newBench(t, c.machine)
+				if c.tool == "update-grub" {
+					b.Put("/proc/self/mountinfo", otherMachine)
+				}
+				before := b.Files(t)
+				const said = "write error: No space left on device"
+				if breaks {
+					b.Breaks(c.tool, said)
+				} else {
+					b.Fails(c.tool, said)
+				}
+				want := units(t, throughUnit)
+				s := one(t, b.sync(want))
+				if s.State != wire.Failed || !strings.Contains(s.Reason, said) {
+					t.Errorf("%+v", s)
+				}
+				if diff := cmp.Diff(before, b.Files(t)); diff != "" {
+					t.Errorf("(-before +after):\n%s", diff)
+				}
+				// A boot meanwhile is no proof against arguments that were never written.
+				b.Reboot()
+				b.Works(c.tool)
+				b.now = b.now.Add(time.Hour)
+				if s := one(t, b.sync(want)); s.State != wire.PendingReboot {
+					t.Errorf("once it works: %+v", s)
+				}
+				b.Reboot()
+				if s := one(t, b.sync(want)); s.State != wire.InSync {
+					t.Errorf("booted: %+v", s)
+				}
+			})
+		}
+	}
+}
+
+// The agent dies with the tool, half way: the next agent first puts back what is
+// damaged, and goes on.
+func TestAgentThatDiesWithTheToolIsRecovered(t *testing.T) {
+	for _, c := range []struct{ machine, tool string }{
+		{"debian-amd", "grub-editenv"}, {"debian-amd", "update-grub"}, {"rhel-intel", "grubby"}, {"systemd-boot", "kernel-install"},
+	} {
+		t.Run(c.tool, func(t *testing.T) {
+			t.Parallel()
+			setUp := func() *bench {
+				b := newBench(t, c.machine)
+				if c.tool == "update-grub" {
+					b.Put("/proc/self/mountinfo", otherMachine)
+				}
+				return b
+			}
+			want := units(t, throughUnit)
+			still := setUp()
+			statuses := lines(still.sync(want))
+			b := setUp()
+			b.DieIn(c.tool)
+			if !b.dying(0, func() { b.sync(want) }) {
+				t.Fatal("the process lived")
+			}
+			b.Works(c.tool)
+			if diff := cmp.Diff(statuses, lines(b.sync(want))); diff != "" {
+				t.Error(diff)
+			}
+			if diff := cmp.Diff(still.Files(t), b.Files(t)); diff != "" {
+				t.Errorf("(-without +with a death):\n%s", diff)
+			}
+		})
+	}
+}
+
+// An update-grub that someone else ran since the agent died is theirs.
+func TestRecoveryKeepsWhatOthersMadeSince(t *testing.T) {
+	b := newBench(t, "debian-amd")
+	b.Put("/proc/self/mountinfo", otherMachine)
+	want := units(t, throughUnit)
+	b.DieIn("update-grub")
+	b.dying(0, func() { b.sync(want) })
+	b.Works("update-grub")
+	b.Put("/etc/default/grub", "GRUB_DEFAULT=0\nGRUB_CMDLINE_LINUX_DEFAULT=\"quiet splash\"")
+	if err := b.Machine.Run(context.Background(), "update-grub"); err != nil {
+		t.Fatal(err)
+	}
+	b.sync(wire.Units{})
+	if !b.hasForGood("splash") || b.hasForGood("iommu=pt") {
+		t.Errorf("the entries have %s", b.lastingText())
+	}
+}
+
+// update-grub ends well, and something behind the drop-in sets the arguments
+// anew: that is a failure with nothing left behind.
+func TestToolThatSucceedsWithoutEffectIsRolledBack(t *testing.T) {
+	b := newBench(t, "debian-amd")
+	b.Put("/proc/self/mountinfo", otherMachine)
+	b.Put("/etc/default/grub.d/zzz-cloud.cfg", "GRUB_CMDLINE_LINUX_DEFAULT=\"console=tty0\"")
+	before := b.Files(t)
+	if s := one(t, b.sync(units(t, throughUnit))); s.State != wire.Failed || !strings.Contains(s.Reason, "something else decides") {
+		t.Errorf("%+v", s)
+	}
+	if diff := cmp.Diff(before, b.Files(t)); diff != "" {
+		t.Errorf("(-before +after):\n%s", diff)
+	}
+}
