@@ -15,6 +15,7 @@ import (
 
 	"github.com/oklog/ulid/v2"
 
+	"github.com/bettercompute/bc/agent/wire"
 	"github.com/bettercompute/bc/appliance"
 	"github.com/bettercompute/bc/appliance/iam"
 	"github.com/bettercompute/bc/appliance/plan"
@@ -34,6 +35,10 @@ type Settings struct {
 	KeepEvents time.Duration // how long events are kept; 0: for ever
 
 	Aliases map[string]string // NVML name to family, before the table
+
+	// Telemetry is where nodes export their metrics to if the policy of their
+	// pool does not say; nil: nowhere.
+	Telemetry *wire.Telemetry
 }
 
 // Defaults are the settings of an empty configuration file.
@@ -82,6 +87,9 @@ func (c *Control) Start(ctx context.Context) error {
 	c.started = c.now()
 	if err := c.bootstrap(ctx); err != nil {
 		return fmt.Errorf("make the first tenants and site: %w", err)
+	}
+	if err := c.tellTelemetry(ctx); err != nil {
+		return fmt.Errorf("note the telemetry that nodes are told: %w", err)
 	}
 	if err := c.load(ctx); err != nil {
 		return fmt.Errorf("read the state: %w", err)

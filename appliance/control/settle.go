@@ -275,7 +275,7 @@ func rowsOf(n *plan.Node) []appliance.ResourceRow {
 
 // specFor is what is wanted of the node, without bindings and generation.
 func (c *Control) specFor(p *pool, rec store.NodeRecord, inv wire.Inventory) wire.NodeSpec {
-	facts := plan.PoolFacts{Class: p.Class, Sharing: p.Sharing, GPUModel: p.GPUModel}
+	facts := plan.PoolFacts{Class: p.Class, Sharing: p.Sharing, GPUModel: p.GPUModel, Telemetry: c.Settings.Telemetry}
 	units := plan.NodeUnits(plan.Units(p.policy, facts), facts, inv.GPUs, c.heldGPUs(rec.ID))
 	return plan.NodeSpec(wire.NodeSpec{}, rec.ID, rec.PoolID, units, p.policy.Checks(), nil)
 }

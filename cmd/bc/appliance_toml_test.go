@@ -11,6 +11,8 @@ import (
 
 	"github.com/BurntSushi/toml"
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/bettercompute/bc/agent/wire"
 )
 
 const shippedConfig = "../../packaging/appliance.toml"
@@ -85,6 +87,40 @@ func mapKeys(m map[string]any, prefix string) []string {
 	}
 	slices.Sort(out)
 	return out
+}
+
+// What nodes would refuse is refused at the start, by the file's own keys.
+func TestTelemetryOfTheConfigurationIsCheckedAsNodesDo(t *testing.T) {
+	read := func(text string) (config, error) {
+		path := filepath.Join(t.TempDir(), "appliance.toml")
+		if err := os.WriteFile(path, []byte("[telemetry]\n"+text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return readConfig(path, true)
+	}
+	c, err := read("otlp_endpoint = \"https://otel.example:4318\"\ninterval = \"2m\"\nheaders_ref = \"otel\"\nresource_attributes = {site = \"x\"}\n")
+	want := &wire.Telemetry{
+		OTLPEndpoint: "https://otel.example:4318", IntervalSeconds: 120, HeadersRef: "otel", ResourceAttributes: map[string]string{"site": "x"},
+	}
+	if d := cmp.Diff(want, c.settings().Telemetry); d != "" || err != nil {
+		t.Errorf("%v (-want +got)\n%s", err, d)
+	}
+	if c, err := read(""); c.settings().Telemetry != nil || err != nil {
+		t.Errorf("an empty section is %+v, %v", c.settings().Telemetry, err)
+	}
+	const url = "otlp_endpoint = \"https://otel.example\"\n"
+	for text, want := range map[string]string{
+		"otlp_endpoint = \"otel.example\"":               "telemetry.otlp_endpoint: \"otel.example\" is not an http or https URL",
+		url + "interval = \"4s\"":                        "telemetry.interval: 4 is not 5 to 3600",
+		url + "interval = \"5500ms\"":                    "telemetry.interval: 5.5s is not a number of seconds",
+		url + "headers_ref = \"a b\"":                    "telemetry.headers_ref: is not 1 to 256",
+		url + "resource_attributes = {n = \"a\\u0001\"}": "telemetry.resource_attributes.n: is not at most 256",
+		"headers_ref = \"a\"":                            "telemetry.otlp_endpoint: is missing",
+	} {
+		if _, err := read(text); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: got %v, want %q", text, err, want)
+		}
+	}
 }
 
 func TestAWrongKeyInTheConfigurationIsNamedWithItsLine(t *testing.T) {

@@ -53,6 +53,12 @@ type config struct {
 	GPU struct {
 		Aliases map[string]string `toml:"aliases"`
 	} `toml:"gpu"`
+	Telemetry struct {
+		OTLPEndpoint       string            `toml:"otlp_endpoint"` // empty: off, unless a policy has one
+		Interval           span              `toml:"interval"`
+		HeadersRef         string            `toml:"headers_ref"`
+		ResourceAttributes map[string]string `toml:"resource_attributes"`
+	} `toml:"telemetry"`
 }
 
 // span is a duration in the file: "30s".
@@ -78,6 +84,7 @@ func defaultConfig() config {
 	c.Reconcile.Heartbeat, c.Reconcile.UnreachableAfter = span(d.Heartbeat), span(d.UnreachableAfter)
 	c.Events.Keep = span(d.KeepEvents)
 	c.Store.Synchronous, c.Log.Format = "full", "text"
+	c.Telemetry.Interval, c.Telemetry.ResourceAttributes = span(time.Minute), map[string]string{}
 	return c
 }
 
@@ -171,7 +178,48 @@ func (c config) validate() error {
 			return fmt.Errorf("gpu.aliases: %q = %q: a family is 1 to 32 letters, digits or hyphens", name, family)
 		}
 	}
+	return c.validateTelemetry()
+}
+
+// telemetryKeys are the file's names of what the unit calls otherwise.
+var telemetryKeys = map[string]string{
+	"otlpEndpoint": "otlp_endpoint", "intervalSeconds": "interval", "headersRef": "headers_ref", "resourceAttributes": "resource_attributes",
+}
+
+// validateTelemetry checks what nodes would get by what they check themselves.
+func (c config) validateTelemetry() error {
+	t := c.Telemetry
+	if time.Duration(t.Interval)%time.Second != 0 {
+		return fmt.Errorf("telemetry.interval: %v is not a number of seconds", time.Duration(t.Interval))
+	}
+	unit := c.telemetry()
+	if unit == nil {
+		if t.HeadersRef != "" || len(t.ResourceAttributes) > 0 {
+			return errors.New("telemetry.otlp_endpoint: is missing; without it the other keys of [telemetry] mean nothing")
+		}
+		return nil
+	}
+	var wrong *wire.UnitError
+	if err := unit.Validate(); errors.As(err, &wrong) {
+		key, rest, _ := strings.Cut(wrong.Field, ".")
+		if rest != "" {
+			rest = "." + rest
+		}
+		return fmt.Errorf("telemetry.%s%s: %s", telemetryKeys[key], rest, wrong.Problem)
+	}
 	return nil
+}
+
+// telemetry is the default of all pools, nil if there is none.
+func (c config) telemetry() *wire.Telemetry {
+	t := c.Telemetry
+	if t.OTLPEndpoint == "" {
+		return nil
+	}
+	return &wire.Telemetry{
+		OTLPEndpoint: t.OTLPEndpoint, IntervalSeconds: int(time.Duration(t.Interval) / time.Second),
+		HeadersRef: t.HeadersRef, ResourceAttributes: t.ResourceAttributes,
+	}
 }
 
 // settings are the file's part of control.
@@ -179,7 +227,7 @@ func (c config) settings() control.Settings {
 	return control.Settings{
 		Tenant: c.Bootstrap.Tenant, Site: c.Bootstrap.Site, Region: c.Bootstrap.Region, AutoPool: c.Bootstrap.AutoPool,
 		Heartbeat: time.Duration(c.Reconcile.Heartbeat), UnreachableAfter: time.Duration(c.Reconcile.UnreachableAfter),
-		KeepEvents: time.Duration(c.Events.Keep), Aliases: c.GPU.Aliases,
+		KeepEvents: time.Duration(c.Events.Keep), Aliases: c.GPU.Aliases, Telemetry: c.telemetry(),
 	}
 }
 
