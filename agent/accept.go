@@ -1,14 +1,10 @@
 package agent
 
 import (
-	"bytes"
 	"crypto/sha256"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -64,43 +60,18 @@ func acceptanceFacts(checks []wire.Check, inv *wire.Inventory) [sha256.Size]byte
 
 // accept runs one check. The error names the device and the reading.
 func accept(c wire.Check, inv *wire.Inventory, readings gpu.Readings) error {
-	if c.Kind != "diag.nvml" {
+	if c.Kind != wire.CheckNVML {
 		return fmt.Errorf("this agent has no check %q: it is older than its control plane", c.Kind)
 	}
-	with, err := readDiag(c.With)
+	with, err := c.NVML()
 	if err != nil {
-		return fmt.Errorf("with: %w", err)
+		return err
 	}
-	return with.run(inv, readings)
+	return diag(with).run(inv, readings)
 }
 
-// diag is what the check diag.nvml asks for beyond sound GPUs. Nil: nothing.
-type diag struct {
-	MinDriver       *string  `json:"minDriver"`
-	MinDevices      *int     `json:"minDevices"`
-	MaxTemperatureC *float64 `json:"maxTemperatureC"`
-}
-
-func readDiag(with json.RawMessage) (diag, error) {
-	var d diag
-	if len(with) == 0 {
-		return d, nil
-	}
-	dec := json.NewDecoder(bytes.NewReader(with))
-	dec.DisallowUnknownFields()
-	if err := dec.Decode(&d); err != nil {
-		return d, err
-	}
-	if _, err := dec.Token(); err != io.EOF {
-		return d, errors.New("one object is expected")
-	}
-	if d.MinDriver != nil {
-		if _, err := parseDotted(*d.MinDriver); err != nil {
-			return d, fmt.Errorf("minDriver: %w", err)
-		}
-	}
-	return d, nil
-}
+// diag is the check diag.nvml, with what it asks for beyond sound GPUs.
+type diag wire.NVMLCheck
 
 func (d diag) run(inv *wire.Inventory, readings gpu.Readings) error {
 	if inv.GPULibrary.State != wire.GPULibraryReady {
@@ -108,6 +79,9 @@ func (d diag) run(inv *wire.Inventory, readings gpu.Readings) error {
 	}
 	if readings.Library.State != wire.GPULibraryReady {
 		return errors.New(libraryAmiss(readings.Library))
+	}
+	if err := versionsAgree(inv.GPULibrary); err != nil {
+		return err
 	}
 	if err := d.driver(inv.GPULibrary.Driver); err != nil {
 		return err
@@ -128,6 +102,9 @@ func (d diag) run(inv *wire.Inventory, readings gpu.Readings) error {
 		if err := d.reading(deviceName(&inv.GPUs[i]), r); err != nil {
 			return err
 		}
+		if err := sameBoard(&inv.GPUs[i], r); err != nil {
+			return err
+		}
 	}
 	for i := range inv.GPUs {
 		g := &inv.GPUs[i]
@@ -138,17 +115,29 @@ func (d diag) run(inv *wire.Inventory, readings gpu.Readings) error {
 	return d.count(inv.GPUs)
 }
 
-func (d diag) driver(version string) error {
-	if d.MinDriver == nil {
+// versionsAgree compares the versions of NVML and the kernel driver. NVML's own
+// begins with that of CUDA (nvmlSystemGetNVMLVersion): 12.535.161.08. One of the
+// two may leave off the last number. A driver that differs so much that NVML does
+// not answer has been found before.
+func versionsAgree(lib wire.GPULibrary) error {
+	_, version, _ := strings.Cut(lib.Version, ".")
+	if version == "" || lib.Driver == "" || strings.HasPrefix(version+".", lib.Driver+".") || strings.HasPrefix(lib.Driver+".", version+".") {
 		return nil
 	}
-	have, err := parseDotted(version)
-	if err != nil {
-		return fmt.Errorf("the driver's version %q cannot be compared with the wanted %s", version, *d.MinDriver)
+	return fmt.Errorf("the NVML library is of driver %s and the kernel driver is %s: reboot the machine, or install the driver's packages of one version", version, lib.Driver)
+}
+
+func (d diag) driver(version string) error {
+	if d.MinDriver == "" {
+		return nil
 	}
-	want, _ := parseDotted(*d.MinDriver) // readDiag did
+	have, err := wire.ParseDriverVersion(version)
+	if err != nil {
+		return fmt.Errorf("the driver's version %q cannot be compared with the wanted %s", version, d.MinDriver)
+	}
+	want, _ := wire.ParseDriverVersion(d.MinDriver) // NVML did
 	if slices.Compare(have, want) < 0 {
-		return fmt.Errorf("the driver is %s, at least %s is wanted", version, *d.MinDriver)
+		return fmt.Errorf("the driver is %s, at least %s is wanted", version, d.MinDriver)
 	}
 	return nil
 }
@@ -174,10 +163,23 @@ func soundFacts(g *wire.GPU) error {
 		return fmt.Errorf("%s is %s", deviceName(g), healthText(g))
 	case g.Product == "":
 		return fmt.Errorf("%s does not say its name", deviceName(g))
-	case g.MemoryMiB <= 0:
-		return fmt.Errorf("%s does not say its memory", deviceName(g))
 	case g.Address == "":
 		return fmt.Errorf("%s does not say its PCI address", g.UUID)
+	}
+	return nil
+}
+
+// sameBoard compares what a GPU says of itself now with the inventory, which was
+// made from an earlier answer. A board that shares the host's memory (GB10) has
+// none of its own to tell.
+func sameBoard(g *wire.GPU, r gpu.Reading) error {
+	switch {
+	case r.Product != g.Product:
+		return fmt.Errorf("%s says that it is a %q, and the inventory has a %q", deviceName(g), r.Product, g.Product)
+	case !strings.EqualFold(r.Address, g.Address):
+		return fmt.Errorf("%s says that it is at %s", deviceName(g), r.Address)
+	case r.MemoryTotalMiB != nil && (g.MemoryMiB <= 0 || *r.MemoryTotalMiB <= 0):
+		return fmt.Errorf("%s does not say its memory", deviceName(g))
 	}
 	return nil
 }
@@ -237,23 +239,10 @@ func (d diag) reading(device string, r gpu.Reading) error {
 		return nil
 	}
 	if r.TemperatureCelsius == nil {
-		return fmt.Errorf("%s has no temperature to compare with the %g °C allowed", device, *d.MaxTemperatureC)
+		return fmt.Errorf("%s has no temperature to compare with the %d °C allowed", device, *d.MaxTemperatureC)
 	}
-	if t := *r.TemperatureCelsius; float64(t) > *d.MaxTemperatureC {
-		return fmt.Errorf("%s is at %d °C, at most %g °C are allowed", device, t, *d.MaxTemperatureC)
+	if t := *r.TemperatureCelsius; t > *d.MaxTemperatureC {
+		return fmt.Errorf("%s is at %d °C, at most %d °C are allowed", device, t, *d.MaxTemperatureC)
 	}
 	return nil
-}
-
-// parseDotted reads a version such as 535.161.08 for comparison.
-func parseDotted(s string) ([]int, error) {
-	var parts []int
-	for part := range strings.SplitSeq(s, ".") {
-		n, err := strconv.ParseUint(part, 10, 31)
-		if err != nil {
-			return nil, fmt.Errorf("%q is not a dotted version", s)
-		}
-		parts = append(parts, int(n))
-	}
-	return parts, nil
 }

@@ -33,7 +33,8 @@ func TestAcceptance(t *testing.T) {
 		{name: "unknown kind", kind: "diag.dcgm", want: `this agent has no check "diag.dcgm"`},
 		{name: "unknown limit", with: `{"minMemory":1}`, want: `with: json: unknown field "minMemory"`},
 		{name: "limit of the wrong type", with: `{"minDevices":"4"}`, want: "with: json: cannot unmarshal"},
-		{name: "version that is none", with: `{"minDriver":"newest"}`, want: `with: minDriver: "newest" is not a dotted version`},
+		{name: "limit out of range", with: `{"maxTemperatureC":400}`, want: "with: maxTemperatureC: 400 is not 1 to 150"},
+		{name: "version that is none", with: `{"minDriver":"newest"}`, want: `with: minDriver: "newest" is not a driver version`},
 		{name: "two objects", with: `{} {}`, want: "with: one object is expected"},
 
 		{name: "library away", spoil: func(m *machine) {
@@ -44,6 +45,13 @@ func TestAcceptance(t *testing.T) {
 		{name: "library gone between the questions", spoil: func(m *machine) {
 			m.readings = gpu.Readings{Library: wire.GPULibrary{State: wire.GPULibraryFailed, Reason: "unknown error"}}
 		}, want: "unknown error"},
+
+		{name: "library of another driver", spoil: func(m *machine) { m.inv.GPULibrary.Version = "12.550.54.14" },
+			want: "the NVML library is of driver 550.54.14 and the kernel driver is 535.161.08"},
+		{name: "library of almost the same driver", spoil: func(m *machine) { m.inv.GPULibrary.Version = "12.535.16" },
+			want: "the NVML library is of driver 535.16 and the kernel driver is 535.161.08"},
+		{name: "library without the last number", spoil: func(m *machine) { m.inv.GPULibrary.Version = "12.535.161" }},
+		{name: "library without a version", spoil: func(m *machine) { m.inv.GPULibrary.Version = "" }},
 
 		{name: "driver too old", with: `{"minDriver":"535.161.09"}`, want: "the driver is 535.161.08, at least 535.161.09 is wanted"},
 		{name: "versions compare by numbers", with: `{"minDriver":"535.99"}`},
@@ -65,6 +73,16 @@ func TestAcceptance(t *testing.T) {
 		{name: "another board on the bus", spoil: func(m *machine) { m.inv.PCI[2].Device = "20b5" },
 			want: "GPU-c (0000:12:00.0) is a 2330:10de for NVML, and the PCI bus has a 20b5:10de there"},
 
+		{name: "another model than before", spoil: func(m *machine) { m.readings.GPUs[1].Product = "NVIDIA H200" },
+			want: `GPU-b (0000:11:00.0) says that it is a "NVIDIA H200", and the inventory has a "NVIDIA H100 80GB HBM3"`},
+		{name: "at another place than before", spoil: func(m *machine) { m.readings.GPUs[1].Address = "0000:99:00.0" },
+			want: "GPU-b (0000:11:00.0) says that it is at 0000:99:00.0"},
+		{name: "memory that is the host's", spoil: func(m *machine) { m.inv.GPUs[0].MemoryMiB, m.readings.GPUs[0].MemoryTotalMiB = 0, nil }},
+		{name: "memory not answered", spoil: func(m *machine) {
+			m.inv.GPUs[0].MemoryMiB, m.readings.GPUs[0].MemoryTotalMiB = 0, nil
+			m.readings.GPUs[0].Failures = []string{"memory: unknown error (NVML 999)"}
+		}, want: "GPU-a (0000:10:00.0) does not answer for its memory: unknown error (NVML 999)"},
+
 		{name: "no readings of one", spoil: func(m *machine) { m.readings.GPUs = m.readings.GPUs[:3] },
 			want: "GPU-d (0000:13:00.0) is in the inventory and gives no readings"},
 		{name: "readings of a stranger", spoil: func(m *machine) { m.readings.GPUs[2].UUID = "GPU-x" }, want: "GPU 2 GPU-x answers and is not in the inventory"},
@@ -83,8 +101,8 @@ func TestAcceptance(t *testing.T) {
 		{name: "rows that cannot be remapped", spoil: func(m *machine) { m.readings.GPUs[1].Remap = &gpu.Remap{Failed: true} },
 			want: "GPU-b (0000:11:00.0) could not remap a faulty memory row"},
 		{name: "rows remapped, none pending", spoil: func(m *machine) { m.readings.GPUs[1].Remap = &gpu.Remap{Corrected: 2} }},
-		{name: "too hot", with: `{"maxTemperatureC":84.5}`, spoil: func(m *machine) { m.readings.GPUs[3].TemperatureCelsius = ptr(85) },
-			want: "GPU-d (0000:13:00.0) is at 85 °C, at most 84.5 °C are allowed"},
+		{name: "too hot", with: `{"maxTemperatureC":84}`, spoil: func(m *machine) { m.readings.GPUs[3].TemperatureCelsius = ptr(85) },
+			want: "GPU-d (0000:13:00.0) is at 85 °C, at most 84 °C are allowed"},
 		{name: "hot, no limit", spoil: func(m *machine) { m.readings.GPUs[3].TemperatureCelsius = ptr(85) }},
 		{name: "no temperature, a limit", with: `{"maxTemperatureC":80}`, spoil: func(m *machine) { m.readings.GPUs[3].TemperatureCelsius = nil },
 			want: "GPU-d (0000:13:00.0) has no temperature to compare with the 80 °C allowed"},

@@ -56,9 +56,10 @@ func recordedReadings(gpus []wire.GPU) []gpu.Reading {
 		if g.Health == wire.GPUMissing {
 			continue
 		}
-		celsius := recordedCelsius
+		celsius, memory := recordedCelsius, g.MemoryMiB
 		out = append(out, gpu.Reading{
-			UUID: g.UUID, Index: g.Index, Health: g.Health, HealthReason: g.HealthReason, TemperatureCelsius: &celsius,
+			UUID: g.UUID, Index: g.Index, Product: g.Product, Address: g.Address, Health: g.Health, HealthReason: g.HealthReason,
+			TemperatureCelsius: &celsius, MemoryTotalMiB: &memory,
 		})
 	}
 	return out

@@ -68,6 +68,8 @@ type Readings struct {
 type Reading struct {
 	UUID         string // empty when it did not say, and no Snapshot had its index
 	Index        int
+	Product      string // the NVML name as given
+	Address      string // as the kernel writes it; empty when it did not say
 	Health       wire.GPUHealth
 	HealthReason string
 	// Failures are the questions that got an error other than "not

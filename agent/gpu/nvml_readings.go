@@ -47,8 +47,10 @@ func (l *Library) readings() Readings {
 func (p *probe) read(r *Reading) {
 	d := p.device
 	r.UUID = text(need(p, "UUID", func() (string, nvml.Return) { return d.GetUUID() }))
-	need(p, "name", func() (string, nvml.Return) { return d.GetName() })
-	need(p, "PCI address", func() (nvml.PciInfo, nvml.Return) { return d.GetPciInfo() })
+	r.Product = text(need(p, "name", func() (string, nvml.Return) { return d.GetName() }))
+	if pci := need(p, "PCI address", func() (nvml.PciInfo, nvml.Return) { return d.GetPciInfo() }); !p.gone && pci.PciDeviceId != 0 {
+		r.Address = pciAddress(pci.Domain, pci.Bus, pci.Device)
+	}
 	r.MemoryTotalMiB, r.MemoryUsedMiB, r.MemoryFreeMiB = p.memoryMiB()
 	r.TemperatureCelsius = ask(p, "temperature", "nvmlDeviceGetTemperature", func() (int, nvml.Return) {
 		celsius, ret := d.GetTemperature(nvml.TEMPERATURE_GPU)

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"net/url"
 	"regexp"
@@ -419,18 +420,27 @@ func (c NVMLCheck) Validate() error {
 	return nil
 }
 
-// NVML reads what a diag.nvml check asks for.
+// NVML reads what a diag.nvml check asks for. It refuses a field that it does
+// not know: a limit that this binary is too old for must not pass unseen.
 func (c Check) NVML() (NVMLCheck, error) {
 	var n NVMLCheck
 	if c.Kind != CheckNVML {
 		return n, fmt.Errorf("the check %s is not %s", c.Kind, CheckNVML)
 	}
 	if len(bytes.TrimSpace(c.With)) > 0 {
-		if err := json.Unmarshal(c.With, &n); err != nil {
-			return n, fmt.Errorf("the check %s: %w", c.Kind, err)
+		d := json.NewDecoder(bytes.NewReader(c.With))
+		d.DisallowUnknownFields()
+		if err := d.Decode(&n); err != nil {
+			return n, fmt.Errorf("with: %w", err)
+		}
+		if _, err := d.Token(); err != io.EOF {
+			return n, errors.New("with: one object is expected")
 		}
 	}
-	return n, n.Validate()
+	if err := n.Validate(); err != nil {
+		return n, fmt.Errorf("with: %w", err)
+	}
+	return n, nil
 }
 
 // ParseDriverVersion reads a dotted version of 1 to 4 numbers, such as

@@ -85,7 +85,7 @@ func TestModuleOptionsAreWords(t *testing.T) {
 }
 
 func TestNVMLCheck(t *testing.T) {
-	n, err := Check{Kind: CheckNVML, With: []byte(`{"minDriver": "550.54", "minDevices": 8, "other": 1}`)}.NVML()
+	n, err := Check{Kind: CheckNVML, With: []byte(`{"minDriver": "550.54", "minDevices": 8}`)}.NVML()
 	if err != nil || n.MinDriver != "550.54" || *n.MinDevices != 8 || n.MaxTemperatureC != nil {
 		t.Errorf("%+v, %v", n, err)
 	}
@@ -95,6 +95,8 @@ func TestNVMLCheck(t *testing.T) {
 	for _, c := range []Check{
 		{Kind: "diag.dcgm"},
 		{Kind: CheckNVML, With: []byte(`[]`)},
+		{Kind: CheckNVML, With: []byte(`{} {}`)},
+		{Kind: CheckNVML, With: []byte(`{"minDevices": 8, "minMemory": 1}`)},
 		{Kind: CheckNVML, With: []byte(`{"minDriver": "x"}`)},
 		{Kind: CheckNVML, With: []byte(`{"maxTemperatureC": 400}`)},
 	} {
