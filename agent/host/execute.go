@@ -3,9 +3,9 @@ package host
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
-	"os/signal"
 	"os/user"
 	"slices"
 	"strconv"
@@ -25,13 +25,32 @@ func Execute(argv, env []string) error {
 	}
 	name, err := exec.LookPath(argv[0])
 	if err != nil {
-		return fmt.Errorf("run %s: %w", argv[0], errors.Unwrap(err))
+		return &NotStarted{argv[0], errors.Unwrap(err)}
 	}
 	for _, e := range env {
 		key, value, _ := strings.Cut(e, "=")
 		environ = setVariable(environ, key, value)
 	}
-	return fmt.Errorf("run %s: %w", argv[0], syscall.Exec(name, argv, environ))
+	return &NotStarted{argv[0], syscall.Exec(name, argv, environ)}
+}
+
+// NotStarted is a command that could not be started.
+type NotStarted struct {
+	Command string
+	Err     error
+}
+
+func (e *NotStarted) Error() string { return "run " + e.Command + ": " + e.Err.Error() }
+func (e *NotStarted) Unwrap() error { return e.Err }
+
+// Status is the exit status that a shell has for it (POSIX, "Exit Status for
+// Commands"): 127 for a command that is not there, 126 for one that is and cannot
+// be run.
+func (e *NotStarted) Status() int {
+	if errors.Is(e.Err, exec.ErrNotFound) || errors.Is(e.Err, fs.ErrNotExist) {
+		return 127
+	}
+	return 126
 }
 
 // becomeCaller gives root up if sudo(8) says who called it, and answers that
@@ -75,11 +94,14 @@ func setVariable(environ []string, key, value string) []string {
 	return append(environ, key+"="+value)
 }
 
+// Forwarded are the signals that Self passes on: whoever uses it has them
+// delivered to its channel, from before there is something to be undone.
+var Forwarded = []os.Signal{syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGUSR1, syscall.SIGUSR2}
+
 // Self runs this program again with other arguments, on the same standard
-// streams, and passes on the signals that this process gets. It answers the exit
-// status, which for a program ended by a signal is 128 and its number, as in a
-// shell.
-func Self(argv []string) (int, error) {
+// streams, and passes signals on to it. It answers the exit status, which for a
+// program ended by a signal is 128 and its number, as in a shell.
+func Self(argv []string, signals <-chan os.Signal) (int, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return 0, err
@@ -87,9 +109,6 @@ func Self(argv []string) (int, error) {
 	cmd := exec.Command(self)
 	cmd.Args = argv
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
-	signals := make(chan os.Signal, 8)
-	signal.Notify(signals, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGUSR1, syscall.SIGUSR2)
-	defer signal.Stop(signals)
 	if err := cmd.Start(); err != nil {
 		return 0, err
 	}

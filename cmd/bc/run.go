@@ -3,7 +3,10 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
+	"os/signal"
+	"syscall"
 	"time"
 
 	"github.com/urfave/cli/v2"
@@ -18,8 +21,9 @@ func runCommand() *cli.Command {
 	return &cli.Command{
 		Name: "run", Usage: "run a command behind the wall of a reservation on this machine", ArgsUsage: "{-r RESERVATION | --gpus N} -- COMMAND...", Category: "run",
 		Description: "The command runs in the reservation's slice: on its CPUs, within its memory, with just its GPUs'\n" +
-			"device nodes, and with CUDA_VISIBLE_DEVICES set. Its exit status is passed on. With --gpus a\n" +
-			"reservation is made, waited for, and released when the command ends.\n\n" +
+			"device nodes, and with CUDA_VISIBLE_DEVICES set. Its exit status is passed on; it is 127\n" +
+			"if there is no such command, and 126 if it cannot be run. With --gpus a reservation is made, waited\n" +
+			"for, and released when the command ends or this one is told to: the command gets the signal first.\n\n" +
 			"It needs root, since systemd lets nobody else start work in a slice. Under sudo the command runs as\n" +
 			"the user who called sudo. Whoever may call it as root can use every reservation of this machine; a\n" +
 			"command that itself runs as root is led to its share, and could leave it.\n\n" +
@@ -59,7 +63,18 @@ func runInside(c *cli.Context) error {
 	if err != nil {
 		return err
 	}
-	return host.Execute(c.Args().Slice(), env)
+	return unstarted(host.Execute(c.Args().Slice(), env))
+}
+
+// unstarted gives a command that could not be started the exit status that shells
+// have for it, so that it is not taken for the command's own.
+func unstarted(err error) error {
+	var failed *host.NotStarted
+	if !errors.As(err, &failed) {
+		return err
+	}
+	fmt.Fprintln(os.Stderr, "bc:", sentence(err))
+	return silent{failed.Status()}
 }
 
 // enterReservation moves this process behind the wall of a reservation. By its
@@ -110,36 +125,44 @@ func (s *session) explainNoWall(c *cli.Context, r appliance.Reservation) error {
 const releaseWithin = 10 * time.Second
 
 // runReserved reserves, runs and releases. The command is a child, so that this
-// process is still there to release.
-func runReserved(c *cli.Context) (err error) {
-	in := appliance.CreateReservation{
-		Resources: appliance.Amounts{}, Nodes: 1, Binding: appliance.BindHold, Duration: c.String("for"), Name: c.String("name"),
-	}
-	if in.Selector, err = parseSelector(c.StringSlice("selector")); err != nil {
-		return err
-	}
-	s, err := open(c)
+// process is still there to release: no signal that can be caught ends it before
+// that, not even a second one or that of a terminal that was closed.
+func runReserved(c *cli.Context) error {
+	signals := make(chan os.Signal, 8)
+	signal.Notify(signals, host.Forwarded...)
+	defer signal.Stop(signals)
+	broken := make(chan os.Signal, 1) // a closed pipe at standard error must not end it either
+	signal.Notify(broken, syscall.SIGPIPE)
+	defer signal.Stop(broken)
+	ctx, cancel := context.WithCancel(c.Context)
+	defer cancel()
+	c.Context = ctx
+	waited := make(chan struct{})
+	go func() {
+		select {
+		case s := <-signals:
+			cancel()
+			signals <- s // should the command start meanwhile, it hears of it
+		case <-waited:
+		}
+	}()
+
+	s, r, err := reserveHere(c)
 	if err != nil {
 		return err
 	}
-	p, err := s.onlyPool(c, "pool")
-	if err != nil {
-		return err
-	}
-	in.TenantID, in.PoolID = s.tenant, p.ID
-	in.Resources[p.Sharing.Resource()] = c.Int("gpus")
-	r, err := api.Do[appliance.CreateReservation, appliance.Reservation](c.Context, s.Client, "reservations.create", in)
-	if err != nil {
-		return err
-	}
-	defer s.release(c.Context, r)
+	defer s.release(ctx, r)
 	if r, err = s.wait(c, r); err != nil {
 		return err
 	}
 	if !agent.Walled(r.ID) {
 		return s.explainNoWall(c, r)
 	}
-	code, err := host.Self(append([]string{"better-compute", "run", "-r", r.ID, "--"}, c.Args().Slice()...))
+	close(waited)
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	code, err := host.Self(append([]string{"better-compute", "run", "-r", r.ID, "--"}, c.Args().Slice()...), signals)
 	if err != nil {
 		return err
 	}
@@ -147,6 +170,33 @@ func runReserved(c *cli.Context) (err error) {
 		return silent{code}
 	}
 	return nil
+}
+
+// reserveHere makes the reservation that the flags ask for. Once it was asked for,
+// the answer is waited for: without its id it could not be released.
+func reserveHere(c *cli.Context) (s *session, r appliance.Reservation, err error) {
+	in := appliance.CreateReservation{
+		Resources: appliance.Amounts{}, Nodes: 1, Binding: appliance.BindHold, Duration: c.String("for"), Name: c.String("name"),
+	}
+	if in.Selector, err = parseSelector(c.StringSlice("selector")); err != nil {
+		return nil, r, err
+	}
+	if s, err = open(c); err != nil {
+		return nil, r, err
+	}
+	p, err := s.onlyPool(c, "pool")
+	if err != nil {
+		return nil, r, err
+	}
+	in.TenantID, in.PoolID = s.tenant, p.ID
+	in.Resources[p.Sharing.Resource()] = c.Int("gpus")
+	if err := c.Context.Err(); err != nil {
+		return nil, r, err
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.Context), releaseWithin)
+	defer cancel()
+	r, err = api.Do[appliance.CreateReservation, appliance.Reservation](ctx, s.Client, "reservations.create", in)
+	return s, r, err
 }
 
 // release ends a reservation, also when the command was interrupted.

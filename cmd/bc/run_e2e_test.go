@@ -164,7 +164,7 @@ func TestRunUnderSystemd(t *testing.T) {
 
 	t.Run("says when there is no such program", func(t *testing.T) {
 		code, out := c.run("bc", "run", "--gpus", "1", "--", "no-such-program")
-		if code != 1 || !strings.Contains(out, "no-such-program: executable file not found") {
+		if code != 127 || !strings.Contains(out, "no-such-program: executable file not found") || !strings.Contains(out, "is released") {
 			t.Errorf("exit status %d, %s", code, out)
 		}
 	})
