@@ -169,6 +169,10 @@ func planPool(s Scene, q pool, p *Plan) {
 	v, noted := s.Prior.Values[q.path]
 	have := q.pages()
 	left := noted && v.Known && v.Got == strconv.Itoa(have)
+	// Of a node with too few places for its own pages, the kernel takes those that
+	// its arguments ask for from another node (seen with Linux 6.1).
+	_, kept := s.Arguments[string(wire.UnitHugepages)]
+	byBoot := kept && v.BootID != s.BootID
 	set := func(pages int) {
 		p.Steps = append(p.Steps, Step{
 			Change: host.SetPool{Path: q.path, Pages: pages}, Again: left,
@@ -193,8 +197,8 @@ func planPool(s Scene, q pool, p *Plan) {
 		if worth && (!tried || s.Now.Sub(v.At) >= poolRetry) {
 			set(target)
 		}
-	case have > q.wanted && noted && v.Known && v.Wrote == strconv.Itoa(q.wanted) && !left:
-		p.Reason = fmt.Sprintf("someone else added %d pages on %s", have-q.wanted, q.where())
+	case have > q.wanted && noted && v.Known && v.Wrote == strconv.Itoa(q.wanted) && !left && !byBoot:
+		p.Reason = join(p.Reason, fmt.Sprintf("someone else added %d pages on %s", have-q.wanted, q.where()))
 		if have > q.most() {
 			p.State = wire.Conflict
 			p.Reason += fmt.Sprintf(": less than %d MiB stay with the host", q.floorKiB>>10)
@@ -202,7 +206,7 @@ func planPool(s Scene, q pool, p *Plan) {
 	case have > q.wanted:
 		target := max(q.wanted, q.inUse())
 		if target > q.wanted {
-			p.State, p.Reason = wire.Partial, fmt.Sprintf("%d pages on %s are in use; they go when they are free", target, q.where())
+			p.State, p.Reason = wire.Partial, join(p.Reason, fmt.Sprintf("%d pages on %s are in use; they go when they are free", target, q.where()))
 		}
 		if target < have {
 			set(target)

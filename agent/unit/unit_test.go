@@ -196,16 +196,12 @@ func (b *bench) prepare(t *testing.T, words []string) {
 		b.Ran()
 	case "fails":
 		b.Fails(words[1], strings.Join(words[2:], " "))
-	case "fragment", "use":
+	case "fragment", "use", "holes":
 		var n int
 		if _, err := fmt.Sscan(words[2], &n); err != nil {
 			t.Fatal(err)
 		}
-		if words[0] == "use" {
-			b.Use(words[1], n)
-		} else {
-			b.Fragment(words[1], n)
-		}
+		map[string]func(string, int){"fragment": b.Fragment, "use": b.Use, "holes": b.Holes}[words[0]](words[1], n)
 	default:
 		t.Fatalf("a case says %q", words)
 	}

@@ -326,9 +326,18 @@ func (e *edge) bootPages(size, count string) {
 		e.resize(path.Join(pools, dir), n)
 		return
 	}
+	// What a node has no place for, Linux 6.1 takes from another without a word.
+	over := 0
 	for part := range strings.SplitSeq(count, ",") {
 		node, pages, _ := strings.Cut(part, ":")
 		n, _ := strconv.Atoi(pages)
-		e.resize(nodes+"/node"+node+"/hugepages/"+dir, n)
+		at := nodes + "/node" + node + "/hugepages/" + dir
+		e.resize(at, n)
+		over += n - e.number(at+"/nr_hugepages")
+	}
+	for _, at := range e.poolNodes(path.Join(pools, dir)) {
+		had := e.number(at + "/nr_hugepages")
+		e.resize(at, had+over)
+		over -= e.number(at+"/nr_hugepages") - had
 	}
 }

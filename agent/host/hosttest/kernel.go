@@ -128,8 +128,10 @@ func (e *edge) most(dir string) int {
 			left -= kib * e.number(other+"/nr_hugepages")
 		}
 	}
-	if cap, ok := e.free["fragmented "+dir]; ok {
-		return min(int(cap), left/size)
+	for _, bound := range []string{"fragmented ", "holes "} {
+		if cap, ok := e.free[bound+dir]; ok {
+			left = min(left, int(cap)*size)
+		}
 	}
 	return max(0, left/size)
 }
@@ -137,6 +139,10 @@ func (e *edge) most(dir string) int {
 // Fragment lets a pool grow no further than so many pages until the next boot,
 // as where memory is free but in pieces.
 func (m *Machine) Fragment(dir string, pages int) { m.edge.free["fragmented "+dir] = uint64(pages) }
+
+// Holes lets a pool grow no further than so many pages, at any boot: a node has
+// less memory in pieces of 1 GiB than it has memory.
+func (m *Machine) Holes(dir string, pages int) { m.edge.free["holes "+dir] = uint64(pages) }
 
 // Defragment takes Fragment back.
 func (m *Machine) Defragment(dir string) { delete(m.edge.free, "fragmented "+dir) }
