@@ -6,12 +6,14 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
+	"sync"
 	"testing"
 )
 
@@ -25,20 +27,15 @@ import (
 var packages string
 
 func TestMain(m *testing.M) {
+	flag.Parse()
 	os.Exit(func() int {
-		why, err := prepare()
-		defer os.RemoveAll(packages)
-		if err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			return 1
-		}
-		if why != "" {
-			fmt.Println("SKIP: the packages are not installed:", why)
-			return 0
-		}
+		defer func() { os.RemoveAll(packages) }()
 		return m.Run()
 	}())
 }
+
+// prepared fills packages for the first test that asks.
+var prepared = sync.OnceValues(prepare)
 
 // prepare fills packages, or says why it cannot be done here.
 func prepare() (string, error) {
@@ -140,6 +137,7 @@ func command(name string, args ...string) error {
 // machine is a running Debian.
 type machine struct {
 	t    *testing.T
+	tool string // vm/ct or vm/vm, which have the same commands
 	name string
 	env  []string
 }
@@ -149,23 +147,30 @@ const debian11, debian12 = "bullseye", "bookworm"
 // boot starts a clean machine, which ends with the test. /packages is there.
 func boot(t *testing.T, suite string) *machine {
 	t.Helper()
-	m := &machine{t: t, name: fmt.Sprintf("packages-%d", os.Getpid()), env: append(os.Environ(), "BC_VM_SUITE="+suite, "BC_CT_PACKAGES=libreadline8")}
+	why, err := prepared()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if why != "" {
+		t.Skip("the packages are not installed: ", why)
+	}
+	m := &machine{t: t, tool: "vm/ct", name: fmt.Sprintf("packages-%d", os.Getpid()), env: append(os.Environ(), "BC_VM_SUITE="+suite, "BC_CT_PACKAGES=libreadline8")}
 	t.Cleanup(func() {
-		if out, err := m.ct("stop", "--now"); err != nil {
+		if out, err := m.harness("stop", "--now"); err != nil {
 			t.Errorf("stop: %v\n%s", err, out)
 		}
 		if !t.Failed() { // else it is left to look at
 			os.RemoveAll(filepath.Join(cache(), "run", "ct-"+m.name))
 		}
 	})
-	if out, err := m.ct("start", "--bind-ro="+packages+":/packages"); err != nil {
+	if out, err := m.harness("start", "--bind-ro="+packages+":/packages"); err != nil {
 		t.Fatalf("start: %v\n%s", err, out)
 	}
 	return m
 }
 
-func (m *machine) ct(args ...string) (string, error) {
-	cmd := exec.Command("vm/ct", append([]string{"-n", m.name}, args...)...)
+func (m *machine) harness(args ...string) (string, error) {
+	cmd := exec.Command(m.tool, append([]string{"-n", m.name}, args...)...)
 	cmd.Env = m.env
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
@@ -175,7 +180,7 @@ func (m *machine) ct(args ...string) (string, error) {
 
 // try runs a script and gives what it prints.
 func (m *machine) try(script string) (string, error) {
-	return m.ct("run", "bash", "-euo", "pipefail", "-c", "export DEBIAN_FRONTEND=noninteractive; "+script)
+	return m.harness("run", "bash", "--norc", "-euo", "pipefail", "-c", "export DEBIAN_FRONTEND=noninteractive; "+script)
 }
 
 // sh runs a script that must succeed.
