@@ -8,6 +8,7 @@ import (
 	"maps"
 	"math/big"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -47,7 +48,12 @@ func changedPolicy(c *cli.Context, now appliance.RawPolicy) (appliance.RawPolicy
 		if !ok || path == "" {
 			return nil, usagef("--set: %q is not FIELD=VALUE, such as cpu.governor=performance", word)
 		}
-		if err := setField(policy, strings.Split(path, "."), fieldValue(value)); err != nil {
+		keys := strings.Split(path, ".")
+		v := fieldValue(value)
+		if isText(keys) && !strings.HasPrefix(value, `"`) {
+			v = value // a CPU list of 3 and a version of 1.30 are texts
+		}
+		if err := setField(policy, keys, v); err != nil {
 			return nil, usagef("--set: %s: %w", path, err)
 		}
 	}
@@ -113,6 +119,33 @@ func fieldValue(s string) any {
 		return s
 	}
 	return v
+}
+
+// isText tells whether a field of a policy is a text.
+func isText(path []string) bool {
+	t := reflect.TypeFor[appliance.Policy]()
+	for _, key := range path {
+		if t.Kind() == reflect.Pointer {
+			t = t.Elem()
+		}
+		switch t.Kind() {
+		case reflect.Map:
+			t = t.Elem()
+		case reflect.Struct:
+			fields := reflect.VisibleFields(t)
+			i := slices.IndexFunc(fields, func(f reflect.StructField) bool {
+				name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+				return name == key
+			})
+			if i < 0 {
+				return false
+			}
+			t = fields[i].Type
+		default:
+			return false
+		}
+	}
+	return t.Kind() == reflect.String
 }
 
 func setField(object map[string]any, path []string, v any) error {

@@ -47,6 +47,19 @@ func TestValuesOnTheCommandLine(t *testing.T) {
 	}
 }
 
+// What a text looks like does not make it a number.
+func TestTextsOfThePolicyAreKnown(t *testing.T) {
+	for path, want := range map[string]bool{
+		"cpu.isolate": true, "kubernetes.kubernetesVersion": true, "kernelModules.options.nvidia": true, "maxPending": true, "migLayout": true,
+		"hugepages.count": false, "overcommit.vcpu": false, "iommu.passthrough": false, "kernelModules.load": false, "cpu": false,
+		"cpu.isolate.x": false, "x": false, "x.y": false,
+	} {
+		if got := isText(strings.Split(path, ".")); got != want {
+			t.Errorf("%s is a text: %v", path, got)
+		}
+	}
+}
+
 func TestFieldsAreSetAndUnset(t *testing.T) {
 	o := map[string]any{}
 	for _, path := range []string{"a.b.c", "a.d"} {
