@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/bettercompute/bc/agent/host"
 	"github.com/bettercompute/bc/agent/wire"
 )
 
@@ -70,12 +71,13 @@ func openLedger(dir string) (*ledgerFile, error) {
 		return nil, fmt.Errorf("state directory: %w", err)
 	}
 	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		lock.Close()
+		defer lock.Close()
 		if errors.Is(err, unix.EWOULDBLOCK) {
-			return nil, fmt.Errorf("state directory %s: another agent is running on it; stop that one first", dir)
+			return nil, fmt.Errorf("state directory %s: another agent is running on it, %s; stop that one first", dir, host.LockHolder(lock))
 		}
 		return nil, fmt.Errorf("lock %s: %w", lock.Name(), err)
 	}
+	host.SignLock(lock)
 	return &ledgerFile{dir: dir, lock: lock}, nil
 }
 

@@ -3,9 +3,11 @@ package agent
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -152,6 +154,8 @@ func TestStateDirectoryIsOfOneAgent(t *testing.T) {
 	if second, err := openLedger(f.dir); err == nil {
 		second.close()
 		t.Fatal("a second agent took the same state directory")
+	} else if want := fmt.Sprintf("process %d ", os.Getpid()); !strings.Contains(err.Error(), want) {
+		t.Errorf("it does not say who has it: %v", err)
 	}
 	f.close()
 	second, err := openLedger(f.dir)

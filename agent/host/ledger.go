@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -63,6 +64,7 @@ func (l *Ledger) Lock(ctx context.Context) (unlock func(), err error) {
 	for {
 		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		if err == nil {
+			SignLock(f)
 			return func() { f.Close() }, nil
 		}
 		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
@@ -71,11 +73,36 @@ func (l *Ledger) Lock(ctx context.Context) (unlock func(), err error) {
 		}
 		select {
 		case <-ctx.Done():
+			holder := LockHolder(f)
 			f.Close()
-			return nil, fmt.Errorf("another process is applying units of %s", l.dir)
+			return nil, fmt.Errorf("%s is applying units of %s; wait for it to end", holder, l.dir)
 		case <-time.After(100 * time.Millisecond): // flock tells nobody when it is free
 		}
 	}
+}
+
+// SignLock writes into a file which process has locked it. It is for people: a
+// lock that cannot be signed holds just as well.
+func SignLock(f *os.File) {
+	if f.Truncate(0) == nil {
+		fmt.Fprintln(f, os.Getpid())
+	}
+}
+
+// LockHolder names the process that signed a locked file.
+func LockHolder(f *os.File) string {
+	data := make([]byte, 32)
+	n, _ := f.ReadAt(data, 0) // not signed yet: nobody is known
+	pid := strings.TrimSpace(string(data[:n]))
+	if _, err := strconv.Atoi(pid); err != nil {
+		return "another process"
+	}
+	who := "process " + pid
+	if line, err := os.ReadFile("/proc/" + pid + "/cmdline"); err == nil {
+		words := strings.FieldsFunc(string(line), func(c rune) bool { return c == 0 })
+		who += " (" + strings.Join(words[:min(len(words), 3)], " ") + ")" // what it is, and no secret that may follow
+	}
+	return who
 }
 
 func (l *Ledger) path(b Book, unit string) string {

@@ -1,6 +1,7 @@
 package unit
 
 import (
+	"context"
 	"fmt"
 	"path"
 	"regexp"
@@ -238,7 +239,9 @@ func trialFile(entry host.GRUBEntry, kept, tokens []string) string {
 		text := strings.TrimSpace(line)
 		command, rest, _ := strings.Cut(strings.ReplaceAll(text, "\t", " "), " ")
 		switch command {
-		case "savedefault":
+		case "savedefault", "initrdfail":
+			// The one makes the entry the default. The other, of Ubuntu's images that
+			// boot without an initrd, has GRUB boot it once more if it did not come up.
 		case "linux", "linuxefi":
 			words := strings.Fields(rest)
 			fmt.Fprintf(&b, "\tload_env next_entry\n\tif [ \"${next_entry}\" = %q ]; then\n\t\t%s\n\telse\n\t\t%s %s\n\tfi\n",
@@ -249,4 +252,44 @@ func trialFile(entry host.GRUBEntry, kept, tokens []string) string {
 	}
 	b.WriteString("}\n")
 	return b.String()
+}
+
+// Disarm takes a trial of kernel arguments away that nobody will be there to
+// confirm, for the removal of the agent, and answers the units that were in it.
+// An agent that comes back arms it again.
+func (r *Runner) Disarm(ctx context.Context) ([]wire.UnitKind, error) {
+	var tried []wire.UnitKind
+	for _, name := range r.Ledger.Units(host.Priors) {
+		var p host.Prior
+		if _, err := r.Ledger.Load(host.Priors, name, &p); err != nil {
+			return nil, err
+		}
+		if p.Arguments != nil && p.Arguments.Trial == host.TrialArmed {
+			tried = append(tried, wire.UnitKind(name))
+		}
+	}
+	if len(tried) == 0 {
+		return nil, nil
+	}
+	unlock, err := r.Ledger.Lock(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	for _, kind := range tried {
+		j, err := host.OpenJournal(r.Ledger, string(kind), 0, r.Machine.BootID(), r.Now)
+		if err != nil {
+			return nil, err
+		}
+		a := j.Prior().Arguments
+		if a == nil || a.Trial != host.TrialArmed {
+			continue
+		}
+		c := change{Scene: Scene{Machine: r.Machine}} // of no unit: nothing stays armed
+		steps := append(c.disarm(), note(host.KeepArguments{Tokens: a.Tokens, Old: a.Old, Trial: host.TrialWaits, Standing: a.Standing}))
+		if err := host.Apply(ctx, r.Machine, j, changes(steps)); err != nil {
+			return nil, err
+		}
+	}
+	return tried, nil
 }

@@ -24,6 +24,11 @@ func unitCommand() *cli.Command {
 				"is in conflict or failed; systemctl status shows why.\n\nExamples:\n   bcd unit apply hugepages",
 			Flags:  append(hostFlags(), stateDirFlag()),
 			Action: unitApply,
+		}, {
+			Name: "disarm", Usage: "have the next boot try no kernel arguments",
+			Description: "For the removal of the package: nobody would be there to confirm them. What was confirmed stays.\n\nExamples:\n   bcd unit disarm",
+			Flags:       append(hostFlags(), stateDirFlag()),
+			Action:      unitDisarm,
 		}},
 	}
 }
@@ -64,6 +69,21 @@ func unitNames() []string {
 		names = append(names, string(kind))
 	}
 	return names
+}
+
+func unitDisarm(c *cli.Context) error {
+	if err := noArguments(c); err != nil {
+		return err
+	}
+	r, err := hostRunner(c)
+	if err != nil {
+		return err
+	}
+	tried, err := r.Disarm(c.Context)
+	for _, kind := range tried {
+		fmt.Printf("%s: its kernel arguments are not tried by the next boot\n", string(kind))
+	}
+	return err
 }
 
 func unitApply(c *cli.Context) error {
