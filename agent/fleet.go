@@ -39,6 +39,10 @@ type Fleet struct {
 	said    map[string]bool // states that the log has
 }
 
+// fleetFacts are those of every node of a fleet. There is nothing on one that a
+// plan could be compared with.
+var fleetFacts = &wire.AgentFacts{}
+
 // fleetConns is how many requests of a fleet run at once.
 const fleetConns = 64
 
@@ -73,6 +77,7 @@ func (f *Fleet) node(l *link, i int) *node {
 	n := newNode(l, slog.New(slog.DiscardHandler), ledger{}, maxRetryFar)
 	n.poolID, n.joinToken = f.PoolID, f.JoinToken
 	n.unwalled, n.bare = "this is a simulated machine, where nothing runs", true
+	n.facts, n.reboots.restart = fleetFacts, n.seemToReboot
 	inv := inventory.Personalise(f.Machine, f.Group, i)
 	n.see(sighting{inventory: inv, readings: gpu.Readings{Library: inv.GPULibrary, GPUs: recordedReadings(inv.GPUs)}})
 	return n
@@ -130,6 +135,7 @@ func (f *Fleet) serve(ctx context.Context, due dueNodes) {
 func (f *Fleet) step(ctx context.Context, n *node) {
 	wasJoined, wasFailing := n.joined, n.retry.tries > 0
 	n.step(ctx)
+	n.rebootIfDue(ctx)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.joined += one(n.joined) - one(wasJoined)

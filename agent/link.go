@@ -86,6 +86,7 @@ type refusal struct {
 	Status     int
 	Code       string
 	Message    string
+	Reason     string        // a word for programs
 	RetryAfter time.Duration // 0: not said
 }
 
@@ -101,6 +102,13 @@ func (r *refusal) Error() string {
 func stranger(err error) bool {
 	r, ok := errors.AsType[*refusal](err)
 	return ok && (r.Status == http.StatusUnauthorized || r.Status == http.StatusNotFound)
+}
+
+// removed tells whether a refusal of a hello with a credential says that the node
+// it was given to was removed. A credential that is not known is another thing.
+func removed(err error) bool {
+	r, ok := errors.AsType[*refusal](err)
+	return ok && r.Status == http.StatusNotFound && r.Reason == wire.ReasonNodeRemoved
 }
 
 func (l *link) hello(ctx context.Context, credential string, in wire.Hello) (wire.Welcome, error) {
@@ -122,12 +130,16 @@ func (l *link) heartbeat(ctx context.Context, credential string, in wire.Heartbe
 }
 
 // spec asks for a NodeSpec with a generation above after, and waits up to wait
-// for one. It is the JSON as it came, nil when there is none.
+// for one. It is the JSON as it came, nil when there is none. A wait can also be
+// answered by a wire.Asked.
 func (l *link) spec(ctx context.Context, credential, node string, after int64, wait time.Duration) (json.RawMessage, error) {
 	query := url.Values{
 		"node":  {node},
 		"after": {strconv.FormatInt(after, 10)},
 		"wait":  {strconv.Itoa(int(wait/time.Second)) + "s"},
+	}
+	if wait > 0 {
+		query.Set("plans", "1")
 	}
 	var out json.RawMessage
 	status, err := l.call(ctx, wait+callTimeout, http.MethodGet, "/agent/v1/spec?"+query.Encode(), credential, nil, &out)
@@ -135,6 +147,17 @@ func (l *link) spec(ctx context.Context, credential, node string, after int64, w
 		return nil, err
 	}
 	return out, nil
+}
+
+func (l *link) plan(ctx context.Context, credential string, in wire.PlanReport) error {
+	_, err := l.call(ctx, callTimeout, http.MethodPost, "/agent/v1/plan", credential, in, &struct{}{})
+	return err
+}
+
+func (l *link) reboot(ctx context.Context, credential string, in wire.RebootReport) (wire.RebootReply, error) {
+	var out wire.RebootReply
+	_, err := l.call(ctx, callTimeout, http.MethodPost, "/agent/v1/reboot", credential, in, &out)
+	return out, err
 }
 
 // call does one request within limit. It answers the status, if there was one.
@@ -187,10 +210,10 @@ func (l *link) call(ctx context.Context, limit time.Duration, method, path, cred
 func refused(resp *http.Response, body []byte) *refusal {
 	r := &refusal{Status: resp.StatusCode}
 	var in struct {
-		Error struct{ Code, Message string }
+		Error struct{ Code, Message, Reason string }
 	}
 	if json.Unmarshal(body, &in) == nil {
-		r.Code, r.Message = in.Error.Code, in.Error.Message
+		r.Code, r.Message, r.Reason = in.Error.Code, in.Error.Message, in.Error.Reason
 	}
 	if s, err := strconv.Atoi(resp.Header.Get("Retry-After")); err == nil && s > 0 {
 		r.RetryAfter = min(time.Duration(min(s, 3600))*time.Second, maxRetry)

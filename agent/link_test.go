@@ -135,7 +135,7 @@ func TestSpecRequest(t *testing.T) {
 	if err := json.Unmarshal(raw, &got); err != nil {
 		t.Fatal(err)
 	}
-	if want := "GET /agent/v1/spec?after=7&node=node_1&wait=30s Bearer bcn_1"; got != want {
+	if want := "GET /agent/v1/spec?after=7&node=node_1&plans=1&wait=30s Bearer bcn_1"; got != want {
 		t.Errorf("got:  %s\nwant: %s", got, want)
 	}
 }

@@ -31,7 +31,11 @@ type fakeControl struct {
 	hellos  []wire.Hello
 	beats   []wire.Heartbeat
 	reports int
-	biggest int // bytes of the biggest quiet heartbeat request, head and body
+	asks    []wire.PlanRequest  // for whoever polls next and takes plans
+	plans   []wire.PlanReport   // that were made
+	leave   []wire.RebootReport // that was asked for
+	refused bool                // no leave is given
+	biggest int                 // bytes of the biggest quiet heartbeat request, head and body
 }
 
 // fakeNode is one node as its control plane has it.
@@ -182,6 +186,10 @@ func (c *fakeControl) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		answer(w, r, func(credential string, in wire.Heartbeat) (any, *refusal) {
 			return c.heartbeat(credential, in, len(head))
 		})
+	case "POST /agent/v1/plan":
+		answer(w, r, c.planned)
+	case "POST /agent/v1/reboot":
+		answer(w, r, c.reboot)
 	case "GET /agent/v1/spec":
 		c.spec(w, r)
 	default:
@@ -319,6 +327,24 @@ func (c *fakeControl) heartbeat(credential string, in wire.Heartbeat, size int) 
 	return out, refused
 }
 
+func (c *fakeControl) planned(credential string, in wire.PlanReport) (out any, refused *refusal) {
+	c.change(func() {
+		if _, refused = c.known(in.NodeID, credential); refused == nil {
+			c.plans, out = append(c.plans, in), struct{}{}
+		}
+	})
+	return out, refused
+}
+
+func (c *fakeControl) reboot(credential string, in wire.RebootReport) (out any, refused *refusal) {
+	c.change(func() {
+		if _, refused = c.known(in.NodeID, credential); refused == nil {
+			c.leave, out = append(c.leave, in), wire.RebootReply{Go: !c.refused && in.Failed == ""}
+		}
+	})
+	return out, refused
+}
+
 func (c *fakeControl) spec(w http.ResponseWriter, r *http.Request) {
 	after, err := strconv.ParseInt(r.FormValue("after"), 10, 64)
 	if err != nil {
@@ -335,6 +361,14 @@ func (c *fakeControl) spec(w http.ResponseWriter, r *http.Request) {
 		c.mu.Lock()
 		n, refused := c.known(r.FormValue("node"), bearer(r))
 		changed := c.changed
+		if refused == nil && r.FormValue("plans") == "1" && len(c.asks) > 0 {
+			ask := c.asks[0]
+			c.asks = c.asks[1:]
+			c.mu.Unlock()
+			w.Header().Set("Content-Type", "application/json")
+			json.NewEncoder(w).Encode(wire.Asked{Plan: &ask})
+			return
+		}
 		var spec *wire.NodeSpec
 		if n != nil {
 			spec = n.spec

@@ -29,6 +29,7 @@ const (
 	EventNodeUpdated     EventType = "node.updated"
 	EventNodeRemoved     EventType = "node.removed"
 	EventNodeUnit        EventType = "node.unit"
+	EventNodeReboot      EventType = "node.reboot" // a reboot has come to another state
 	EventDeviceUnhealthy EventType = "device.unhealthy"
 	EventDeviceRecovered EventType = "device.recovered"
 

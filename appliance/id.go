@@ -17,6 +17,8 @@ const (
 	KeyPrefix             = "key_"
 	UserPrefix            = "user_"
 	ProviderAccountPrefix = "pacct_"
+	RebootPrefix          = "reboot_"
+	PlanPrefix            = "plan_" // of a question to a node; never kept
 )
 
 // ID joins a prefix and a ULID.

@@ -51,6 +51,11 @@ type Edge interface {
 	UnitActive(ctx context.Context, unit string) bool
 	// FreeBytes is what can still be written in a folder.
 	FreeBytes(dir string) (uint64, error)
+	// CanReboot says why Reboot could do nothing here, nil if it could.
+	CanReboot() error
+	// Reboot has the machine shut down in order and start anew through its
+	// firmware. It answers when that has begun.
+	Reboot(ctx context.Context) error
 }
 
 // NewMachine gives the machine at a root. A root of an archive cannot be
@@ -243,6 +248,10 @@ func (e treeEdge) StopUnit(_ context.Context, unit string) error {
 func (e treeEdge) UnitInstalled(context.Context, string) bool { return false }
 
 func (e treeEdge) UnitActive(context.Context, string) bool { return false }
+
+func (e treeEdge) CanReboot() error { return ErrRecorded }
+
+func (e treeEdge) Reboot(context.Context) error { return fmt.Errorf("reboot: %w", ErrRecorded) }
 
 func (e treeEdge) FreeBytes(dir string) (uint64, error) {
 	p, err := e.path(dir)

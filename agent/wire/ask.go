@@ -36,11 +36,11 @@ type PlanReport struct {
 	Failed string `json:"failed,omitempty"` // why there is no plan
 }
 
-// UnitPlan is what is left to be done for one unit, and how it stands now.
+// UnitPlan is what is left to be done for one unit.
 type UnitPlan struct {
 	Kind   UnitKind   `json:"kind"`
 	Gone   bool       `json:"gone,omitempty"`  // it is no longer wanted: the steps undo it
-	State  UnitState  `json:"state,omitempty"` // as the machine is, before any step
+	State  UnitState  `json:"state,omitempty"` // that it comes to by the steps that wait for nothing
 	Wanted string     `json:"wanted,omitempty"`
 	Got    string     `json:"got,omitempty"`
 	Reason string     `json:"reason,omitempty"` // for people

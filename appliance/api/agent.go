@@ -27,11 +27,14 @@ func registerAgent(s *Server, c *control.Control) {
 	})
 	AgentRPC(s, "inventory", c.ReportInventory)
 	AgentRPC(s, "heartbeat", c.Heartbeat)
-	s.spec = c.Spec
+	AgentRPC(s, "plan", c.ReportPlan)
+	AgentRPC(s, "reboot", c.GiveLeave)
+	s.spec, s.planAsks = c.Spec, c.PlanAsks
 }
 
 // serveSpec is GET /agent/v1/spec?node=ID&after=GENERATION&wait=30s: the spec
-// if its generation is above, else 204 once the wait is over.
+// if its generation is above, else 204 once the wait is over. With plans=1 the
+// node is also handed a plan to make, once, if one is asked for meanwhile.
 func (s *Server) serveSpec(x *exchange) error {
 	x.long = true
 	who, err := x.caller(false)
@@ -49,6 +52,14 @@ func (s *Server) serveSpec(x *exchange) error {
 			return invalid("wait", "%q is not a duration such as 30s", clip(text, 40))
 		}
 	}
+	var asks <-chan wire.PlanRequest // nil: none come
+	if q.Get("plans") == "1" && wait > 0 && s.planAsks != nil {
+		var leave func()
+		if asks, leave, err = s.planAsks(who, q.Get("node")); err != nil {
+			return err
+		}
+		defer leave()
+	}
 	ctx, cancel := s.Long(x.r.Context())
 	defer cancel()
 	timer := time.NewTimer(min(wait, maxSpecWait))
@@ -59,15 +70,12 @@ func (s *Server) serveSpec(x *exchange) error {
 			return err
 		}
 		if newer {
-			body, err := json.Marshal(spec, answers)
-			if err != nil {
-				return err
-			}
-			x.write(body)
-			return nil
+			return x.answer(spec)
 		}
 		select {
 		case <-changed:
+		case ask := <-asks:
+			return x.answer(wire.Asked{Plan: &ask})
 		case <-timer.C:
 			x.WriteHeader(http.StatusNoContent)
 			return nil
@@ -76,4 +84,13 @@ func (s *Server) serveSpec(x *exchange) error {
 			return nil
 		}
 	}
+}
+
+func (x *exchange) answer(v any) error {
+	body, err := json.Marshal(v, answers)
+	if err != nil {
+		return err
+	}
+	x.write(body)
+	return nil
 }

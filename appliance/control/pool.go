@@ -171,6 +171,9 @@ func (c *Control) GetPool(ctx context.Context, who appliance.Caller, in applianc
 		out, err = c.poolView(tx, p, in.TenantID)
 		return err
 	})
+	if err == nil && out.Owned {
+		out.Rollout = c.viewRollout(p)
+	}
 	return out, err
 }
 
@@ -245,17 +248,23 @@ func (c *Control) updated(p *pool, in appliance.UpdatePool) (appliance.Pool, err
 	if in.Policy != nil {
 		next.Policy = *in.Policy
 	}
+	if _, err := checkNext(p, next); err != nil {
+		return next, err
+	}
+	next.Version++
+	return next, nil
+}
+
+// checkNext reads the policy that a pool is to have, and refuses it as an update
+// would.
+func checkNext(p *pool, next appliance.Pool) (appliance.Policy, error) {
 	facts := policyFacts(next, p.siteKind)
 	for _, tenant := range sortedKeys(p.offers) {
 		if tenant != p.OwnerTenantID || p.offers[tenant].IncludeDescendants {
 			facts.Offers = append(facts.Offers, p.offers[tenant])
 		}
 	}
-	if _, err := plan.CheckPolicy(facts, next.Policy); err != nil {
-		return next, err
-	}
-	next.Version++
-	return next, nil
+	return plan.CheckPolicy(facts, next.Policy)
 }
 
 // ArchivePool retires a pool without disturbing what runs on it.
