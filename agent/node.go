@@ -32,10 +32,9 @@ type node struct {
 	localHost  bool
 	manageHost bool
 	file       *ledgerFile // nil: nothing is kept on disk
-	facts      *wire.AgentFacts
-	walls      *walls     // nil: this machine is not changed
-	unwalled   string     // why walls is nil
-	telemetry  *telemetry // nil: this machine measures nothing
+	walls      *walls      // nil: this machine is not changed
+	unwalled   string      // why walls is nil
+	telemetry  *telemetry  // nil: this machine measures nothing
 
 	book     ledger
 	spec     wire.NodeSpec
@@ -58,7 +57,6 @@ type node struct {
 	due      time.Time       // of the next step
 	retry    backoff
 	saying   string // what the log said last
-	reboots  rebooting
 }
 
 // owed is what the server has not been told yet.
@@ -85,10 +83,6 @@ func (n *node) see(s sighting) {
 	}
 	n.book.MachineID = s.inventory.MachineID
 	n.readings = s.readings
-	s.inventory.Agent = n.facts
-	if n.reboots.boot != "" {
-		s.inventory.BootID = n.reboots.boot
-	}
 	if hash := inventory.Hash(s.inventory); hash != n.hash {
 		n.inv, n.hash = s.inventory, hash
 		n.book.GPUs = s.inventory.GPUs

@@ -91,7 +91,9 @@ func (s *Server) serveDocs(x *exchange) error {
 }
 
 func (s *Server) docsView() docsView {
-	s.OpenAPI() // fills the registry's last schemas in
+	s.OpenAPI() // describes the methods
+	s.doc.mu.Lock()
+	defer s.doc.mu.Unlock()
 	view := docsView{Version: s.Version}
 	modules := map[string]*docsModule{}
 	for _, m := range s.methods {
@@ -105,7 +107,7 @@ func (s *Server) docsView() docsView {
 		}
 		d := docsMethod{
 			Name: m.name, Path: m.path, Summary: m.summary, Action: m.action,
-			Input: s.docsType(inputName, s.doc.schema(m.in), m.inputs.names), Output: s.docsType("Output", s.doc.schema(m.out), nil),
+			Input: s.docsType(inputName, s.doc.schema(m.in), m.inputs().names), Output: s.docsType("Output", s.doc.schema(m.out), nil),
 		}
 		for _, e := range m.examples {
 			d.Examples = append(d.Examples, docsExample{e.Name, indented(e.Request), indented(e.Response)})

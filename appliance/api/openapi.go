@@ -17,8 +17,10 @@ import (
 )
 
 // document is the OpenAPI 3.1 description, made from the Go types of the
-// methods as they are registered.
+// registered methods. Nothing of it is made before it is asked for: a start
+// need not wait for it, and most servers are never asked.
 type document struct {
+	mu       *sync.Mutex // guards registry and paths
 	registry huma.Registry
 	paths    map[string]*huma.PathItem
 	once     *sync.Once
@@ -41,7 +43,7 @@ func newDocument() document {
 	r.RegisterTypeAlias(reflect.TypeFor[appliance.Time](), reflect.TypeFor[timeField]())
 	r.RegisterTypeAlias(reflect.TypeFor[appliance.QuotaMap](), reflect.TypeFor[countsField]())
 	r.RegisterTypeAlias(reflect.TypeFor[appliance.Amounts](), reflect.TypeFor[countsField]())
-	return document{registry: r, paths: map[string]*huma.PathItem{}, once: new(sync.Once), page: new(sync.Once)}
+	return document{mu: new(sync.Mutex), registry: r, paths: map[string]*huma.PathItem{}, once: new(sync.Once), page: new(sync.Once)}
 }
 
 // schemaName keeps the words of nodes apart from those of people: both have a
@@ -141,13 +143,20 @@ func (d *document) schema(t reflect.Type) *huma.Schema {
 	return s
 }
 
-// add describes one method.
+// inputs compiles what a method takes.
+func (d *document) inputs(m *method, strict bool) *inputs {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return newInputs(m.name, m.in, d.schema(m.in), d.registry, strict)
+}
+
+// add describes one method with its examples.
 func (d *document) add(m *method) {
 	op := &huma.Operation{
 		OperationID: m.name, Summary: m.summary, Tags: []string{m.module()},
 		Extensions: map[string]any{},
 		RequestBody: &huma.RequestBody{
-			Required: len(m.inputs.required) > 0,
+			Required: len(m.inputs().required) > 0,
 			Content:  map[string]*huma.MediaType{"application/json": {Schema: d.registry.Schema(m.in, true, nothing)}},
 		},
 		Responses: map[string]*huma.Response{"200": {
@@ -162,15 +171,14 @@ func (d *document) add(m *method) {
 	for status := range errorResponses() {
 		op.Responses[status] = &huma.Response{Ref: "#/components/responses/" + status}
 	}
+	for _, e := range m.examples {
+		addExample(op, e)
+	}
 	d.paths[m.path] = &huma.PathItem{Post: op}
 }
 
-// example adds a worked request to a method's operation.
-func (d *document) example(m *method, e example) {
-	item := d.paths[m.path]
-	if item == nil {
-		return
-	}
+// addExample adds a worked request to a method's operation.
+func addExample(op *huma.Operation, e example) {
 	add := func(content map[string]*huma.MediaType, value []byte) {
 		media := content["application/json"]
 		if media.Examples == nil {
@@ -178,8 +186,8 @@ func (d *document) example(m *method, e example) {
 		}
 		media.Examples[e.Name] = &huma.Example{Value: json.RawMessage(value)}
 	}
-	add(item.Post.RequestBody.Content, e.Request)
-	add(item.Post.Responses["200"].Content, e.Response)
+	add(op.RequestBody.Content, e.Request)
+	add(op.Responses["200"].Content, e.Response)
 }
 
 func requestIDHeader() map[string]*huma.Header {
@@ -265,10 +273,28 @@ func refusalSchema() *huma.Schema {
 func (s *Server) OpenAPI() []byte {
 	s.init()
 	if !s.built.Load() {
-		return s.doc.render(s.Version)
+		return s.describe()
 	}
-	s.doc.once.Do(func() { s.doc.json = s.doc.render(s.Version) })
+	s.doc.once.Do(func() { s.doc.json = s.describe() })
 	return s.doc.json
+}
+
+// describe makes the document of every method as it is registered now.
+func (s *Server) describe() []byte {
+	if s.addExamples != nil {
+		s.addExamples()
+	}
+	for _, m := range s.methods {
+		m.inputs() // their types belong to the document, also those of hidden methods
+	}
+	s.doc.mu.Lock()
+	defer s.doc.mu.Unlock()
+	for _, m := range s.methods {
+		if !m.hidden {
+			s.doc.add(m)
+		}
+	}
+	return s.doc.render(s.Version)
 }
 
 // render writes the document, indented.

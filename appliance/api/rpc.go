@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"reflect"
 	"strings"
+	"sync"
 
 	"github.com/bettercompute/bc/appliance"
 	"github.com/go-json-experiment/json"
@@ -28,9 +29,9 @@ var answers = json.JoinOptions(
 type method struct {
 	name, path      string
 	action, summary string
-	hidden          bool // not in the OpenAPI document
-	anonymous       bool // served without a credential, as the zero Caller
-	inputs          *inputs
+	hidden          bool           // not in the OpenAPI document
+	anonymous       bool           // served without a credential, as the zero Caller
+	inputs          func() *inputs // compiled when they are first needed
 	in, out         reflect.Type
 	examples        []example
 	serve           func(*exchange) error
@@ -85,10 +86,7 @@ func register[I, O any](s *Server, m *method, strict bool, h func(context.Contex
 		}
 	}
 	m.in, m.out = reflect.TypeFor[I](), reflect.TypeFor[O]()
-	m.inputs = newInputs(m.name, m.in, s.doc.schema(m.in), s.doc.registry, strict)
-	if !m.hidden {
-		s.doc.add(m)
-	}
+	m.inputs = sync.OnceValue(func() *inputs { return s.doc.inputs(m, strict) })
 	m.serve = func(x *exchange) error {
 		caller, err := x.caller(m.anonymous)
 		if err != nil {
@@ -100,7 +98,7 @@ func register[I, O any](s *Server, m *method, strict bool, h func(context.Contex
 			return err
 		}
 		var in I
-		if err := m.inputs.decode(buf.b, reflect.ValueOf(&in).Elem()); err != nil {
+		if err := m.inputs().decode(buf.b, reflect.ValueOf(&in).Elem()); err != nil {
 			return err
 		}
 		out, err := h(x.r.Context(), caller, in)
@@ -138,14 +136,13 @@ func (s *Server) Example(method, name string, request, response any) {
 			continue
 		}
 		e := example{name, exampleJSON(method, request), exampleJSON(method, response)}
-		if err := m.inputs.decode(e.Request, reflect.New(m.in).Elem()); err != nil {
+		if err := m.inputs().decode(e.Request, reflect.New(m.in).Elem()); err != nil {
 			panic(fmt.Sprintf("api: example %q of %s: %v", name, method, err))
 		}
 		if err := json.Unmarshal(e.Response, reflect.New(m.out).Interface(), json.RejectUnknownMembers(true)); err != nil {
 			panic(fmt.Sprintf("api: answer of example %q of %s: %v", name, method, err))
 		}
 		m.examples = append(m.examples, e)
-		s.doc.example(m, e)
 		return
 	}
 	panic("api: example of " + method + ", which is not registered")

@@ -2,6 +2,7 @@ package api
 
 import (
 	"context"
+	"sync"
 
 	"github.com/bettercompute/bc/appliance"
 	"github.com/bettercompute/bc/appliance/control"
@@ -38,8 +39,6 @@ func Register(s *Server, c *control.Control) {
 	verb(do, "nodes.uncordon", appliance.NodesManage, "Take bookings on a node again.", c.UncordonNode)
 	verb(do, "nodes.drain", appliance.NodesManage, "Take no new bookings on a node, to empty it.", c.DrainNode)
 	verb(do, "nodes.label", appliance.NodesManage, "Set or remove a node's labels, which selectors match.", c.LabelNode)
-	verb(do, "nodes.reboot", appliance.NodesManage, "Drain a node and have its machine rebooted, once.", c.RebootNode)
-	verb(do, "nodes.plan", appliance.NodesManage, "Show what a policy would still change on a node; changes nothing.", c.PlanNode)
 	verb(do, "nodes.remove", appliance.NodesManage, "Take an empty node out of its pool.", c.RemoveNode)
 	verb(do, "nodes.explain", appliance.NodesRead, "Say what a node is, what it lacks, and what would help.", c.ExplainNode)
 
@@ -82,7 +81,7 @@ func Register(s *Server, c *control.Control) {
 
 	verb(do, "system.status", appliance.SystemRead, "Show the control plane in one answer.", c.Status)
 
-	addExamples(s)
+	s.addExamples = sync.OnceFunc(func() { addExamples(s) })
 
 	s.Authenticate = c.Authenticate
 	s.Ready = c.Ready
