@@ -115,6 +115,7 @@ func (a *Agent) open(file *ledgerFile) (*node, error) {
 	n := newNode(l, a.Log, book, limit)
 	n.file = file
 	n.poolID, n.joinToken, n.localHost, n.manageHost = a.PoolID, a.JoinToken, a.Local, a.ManageHost
+	a.canReboot(n)
 	if _, recorded := a.GPUs.(RecordedGPUs); !recorded {
 		n.telemetry = newTelemetry(a.GPUs, a.Root, a.Log)
 	}
@@ -136,6 +137,7 @@ func (a *Agent) serve(ctx context.Context, n *node) error {
 		looks:     make(chan sighting, 1),
 		polls:     make(chan pollResult, 1),
 		results:   make(chan []wire.UnitStatus, 1),
+		planned:   make(chan struct{}, 1),
 		units:     a.runner(),
 		pollRetry: backoff{limit: n.retry.limit},
 	}
@@ -165,7 +167,10 @@ type loop struct {
 	appliedTo int64     // the generation that they were compared with
 	results   chan []wire.UnitStatus
 
-	working   sync.WaitGroup // of the poll, the walls and the units
+	planning bool // for whoever asked; see startPlan
+	planned  chan struct{}
+
+	working   sync.WaitGroup // of the poll, the walls, the units and the plan
 	pollFor   int            // the session that a poll is running for, 0: none is
 	stopPoll  context.CancelFunc
 	pollAt    time.Time
@@ -204,6 +209,7 @@ func (l *loop) run(ctx context.Context) error {
 			wait = min(wait, l.node.step(ctx))
 			l.startPoll(ctx)
 			wait = min(wait, l.startUnits(ctx))
+			wait = min(wait, l.node.rebootIfDue(ctx))
 			if l.pollFor == 0 && l.node.joined {
 				wait = min(wait, time.Until(l.pollAt))
 			}
@@ -226,7 +232,9 @@ func (l *loop) run(ctx context.Context) error {
 				return ErrStaleLibrary
 			}
 		case p := <-l.polls:
-			l.take(p)
+			l.take(ctx, p)
+		case <-l.planned:
+			l.planning = false
 		case units := <-l.results:
 			l.applying, l.node.applied = false, l.appliedTo
 			if l.node.settle(units) {
@@ -291,12 +299,17 @@ func (l *loop) startPoll(ctx context.Context) {
 	})
 }
 
-func (l *loop) take(p pollResult) {
+func (l *loop) take(ctx context.Context, p pollResult) {
 	l.pollFor = 0
 	l.stopPoll()
 	if p.session != l.node.session {
 		l.pollAt = time.Now()
 		return
+	}
+	var asked wire.Asked
+	if p.err == nil && json.Unmarshal(p.raw, &asked) == nil && asked.Plan != nil {
+		l.startPlan(ctx, *asked.Plan)
+		p.raw = nil
 	}
 	if p.err == nil && p.raw != nil {
 		l.node.retry.reset() // whatever failed before, the server is there

@@ -32,9 +32,10 @@ type node struct {
 	localHost  bool
 	manageHost bool
 	file       *ledgerFile // nil: nothing is kept on disk
-	walls      *walls      // nil: this machine is not changed
-	unwalled   string      // why walls is nil
-	telemetry  *telemetry  // nil: this machine measures nothing
+	facts      *wire.AgentFacts
+	walls      *walls     // nil: this machine is not changed
+	unwalled   string     // why walls is nil
+	telemetry  *telemetry // nil: this machine measures nothing
 
 	book     ledger
 	spec     wire.NodeSpec
@@ -57,6 +58,7 @@ type node struct {
 	due      time.Time       // of the next step
 	retry    backoff
 	saying   string // what the log said last
+	reboots  rebooting
 }
 
 // owed is what the server has not been told yet.
@@ -83,6 +85,10 @@ func (n *node) see(s sighting) {
 	}
 	n.book.MachineID = s.inventory.MachineID
 	n.readings = s.readings
+	s.inventory.Agent = n.facts
+	if n.reboots.boot != "" {
+		s.inventory.BootID = n.reboots.boot
+	}
 	if hash := inventory.Hash(s.inventory); hash != n.hash {
 		n.inv, n.hash = s.inventory, hash
 		n.book.GPUs = s.inventory.GPUs

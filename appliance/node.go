@@ -76,6 +76,9 @@ type Node struct {
 	Devices     []Device          `json:"devices"`
 	Resources   []ResourceRow     `json:"resources"`
 	Units       []Unit            `json:"units"`
+	Reboot      *Reboot           `json:"reboot,omitempty" doc:"The last that was asked for."`
+	Rollout     *Rollout          `json:"rollout,omitempty" doc:"Where the node stands in the rollout of a policy that disrupts; absent when it has all of it."`
+	Releasing   []Releasing       `json:"releasing,omitempty" doc:"What ended reservations still keep."`
 	Simulated   bool              `json:"simulated" doc:"A recorded machine, not a real one."`
 	JoinedAt    Time              `json:"joinedAt"`
 	SeenAt      *Time             `json:"seenAt,omitempty" doc:"The last heartbeat, if there was one since the control plane started."`

@@ -72,7 +72,9 @@ type Server struct {
 
 	// spec is what is wanted of a node if that is newer than a generation, and
 	// else a channel that is closed when it may be.
-	spec     func(ctx context.Context, who appliance.Caller, nodeID string, after int64) (spec wire.NodeSpec, newer bool, changed <-chan struct{}, err error)
+	spec func(ctx context.Context, who appliance.Caller, nodeID string, after int64) (spec wire.NodeSpec, newer bool, changed <-chan struct{}, err error)
+	// planAsks hands a node's long poll the plans that it is asked for.
+	planAsks func(who appliance.Caller, nodeID string) (asks <-chan wire.PlanRequest, leave func(), err error)
 	stopOnce sync.Once
 	streams  atomic.Int64
 	beat     time.Duration // between heartbeats of a stream

@@ -38,6 +38,8 @@ func Register(s *Server, c *control.Control) {
 	verb(do, "nodes.cordon", appliance.NodesManage, "Take no new bookings on a node; what runs goes on.", c.CordonNode)
 	verb(do, "nodes.uncordon", appliance.NodesManage, "Take bookings on a node again.", c.UncordonNode)
 	verb(do, "nodes.drain", appliance.NodesManage, "Take no new bookings on a node, to empty it.", c.DrainNode)
+	verb(do, "nodes.reboot", appliance.NodesManage, "Drain a node and have its machine rebooted, once.", c.RebootNode)
+	verb(do, "nodes.plan", appliance.NodesManage, "Show what a policy would still change on a node; changes nothing.", c.PlanNode)
 	verb(do, "nodes.label", appliance.NodesManage, "Set or remove a node's labels, which selectors match.", c.LabelNode)
 	verb(do, "nodes.remove", appliance.NodesManage, "Take an empty node out of its pool.", c.RemoveNode)
 	verb(do, "nodes.explain", appliance.NodesRead, "Say what a node is, what it lacks, and what would help.", c.ExplainNode)

@@ -144,6 +144,11 @@ func (c *Control) takeInventory(tx *store.Tx, tr trail, p *pool, rec store.NodeR
 	inv = keepMissing(before, inv)
 	rec.InventoryHash = hash
 	rec.Simulated = inv.Recorded != ""
+	if before.BootID != inv.BootID {
+		if err := c.cameUp(tx, tr, &rec, inv.BootID); err != nil {
+			return err
+		}
+	}
 	if rec, err = c.settle(tx, tr, p, rec, inv); err != nil {
 		return err
 	}
@@ -232,7 +237,7 @@ func (c *Control) Heartbeat(ctx context.Context, who appliance.Caller, h wire.He
 		return wire.HeartbeatReply{Gone: true}, nil
 	}
 	n.seen, n.reported = c.Now(), true
-	back := n.state == appliance.NodeUnreachable
+	back := n.state == appliance.NodeUnreachable || takesUp(n.rollout, h.Applied, n.generation)
 	m.mu.Unlock()
 
 	if back || len(h.Units) > 0 || len(h.Checks) > 0 || h.Bindings != nil {
@@ -331,7 +336,11 @@ func (c *Control) Spec(ctx context.Context, who appliance.Caller, nodeID string,
 	}
 	err = c.Store.Read(ctx, func(tx *store.Tx) error {
 		rec, err := tx.Node(nodeID)
-		spec = rec.Spec
+		if err != nil {
+			return err
+		}
+		spec, generation = rec.Spec, l.Generation
+		reboot, err = tx.Reboot(nodeID)
 		return err
 	})
 	if err != nil {
@@ -339,14 +348,24 @@ func (c *Control) Spec(ctx context.Context, who appliance.Caller, nodeID string,
 	}
 	c.mem.mu.RLock()
 	defer c.mem.mu.RUnlock()
+	var reboot *store.Reboot
 	n := c.mem.nodes[nodeID]
+		// Memory may be a commit ahead of what is read here, and a generation must
+		// never be answered with what was wanted before it.
+		l, err := tx.Ledger(nodeID)
+		if err != nil {
+			return err
+		}
 	if n == nil { // removed since
 		return spec, false, nil, appliance.NoSuch("node")
 	}
-	spec.Version, spec.Generation = wire.Version, n.generation
+	spec.Version, spec.Generation = wire.Version, generation
 	spec.Bindings = c.mem.bindings(nodeID)
 	return spec, true, wait, nil
 }
+	if generation <= after {
+		return spec, false, wait, nil
+	}
 
 // generation is that of a node's NodeSpec.
 func (m *memory) generation(nodeID string) (int64, bool) {
@@ -354,6 +373,12 @@ func (m *memory) generation(nodeID string) (int64, bool) {
 	defer m.mu.RUnlock()
 	n := m.nodes[nodeID]
 	if n == nil {
+	if want := spec.Units.MIGLayout; want != nil {
+		layout := *want
+		layout.Hold = c.mem.index.KeptGPUs(nodeID)
+		spec.Units.MIGLayout = &layout
+	}
+	spec.Reboot = wantedReboot(reboot, len(spec.Bindings))
 		return 0, false
 	}
 	return n.generation, true

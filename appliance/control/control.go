@@ -69,6 +69,7 @@ type Control struct {
 	mem   memory
 	local localMachine
 	keys  keyring
+	plans planDesks
 }
 
 // Start reads the state into memory, compares the two, and makes what the

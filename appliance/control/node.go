@@ -87,11 +87,15 @@ func (c *Control) viewNode(tx *store.Tx, rec store.NodeRecord, tenant string) (a
 		return appliance.Node{}, err
 	}
 	p := c.mem.pool(rec.PoolID)
+	reboot, err := tx.Reboot(rec.ID)
+	if err != nil {
+		return appliance.Node{}, err
+	}
 	facts := nodeFacts(p, rec, inv)
 	n := appliance.Node{
 		ID: rec.ID, PoolID: rec.PoolID, Hostname: rec.Hostname, Role: rec.Role, Control: rec.Control, State: rec.State,
 		Schedulable: facts.Schedulable, Conditions: rec.Conditions, Attributes: facts.Attributes, Labels: rec.Labels,
-		Devices: []appliance.Device{}, Resources: []appliance.ResourceRow{}, Units: rec.Units, Simulated: rec.Simulated, JoinedAt: rec.JoinedAt,
+		Devices: []appliance.Device{}, Resources: []appliance.ResourceRow{}, Units: rec.Units, Reboot: c.viewReboot(reboot, rec, tenant), Simulated: rec.Simulated, JoinedAt: rec.JoinedAt,
 	}
 	m := &c.mem
 	m.mu.RLock()
@@ -146,24 +150,35 @@ func (c *Control) viewDevice(p *pool, g wire.GPU, holders []string) appliance.De
 
 // CordonNode takes no new bookings on a node; what runs goes on.
 func (c *Control) CordonNode(ctx context.Context, who appliance.Caller, in appliance.NodeRef) (appliance.Node, error) {
-	return c.changeNode(ctx, who, in, func(rec *store.NodeRecord) error { rec.Hold = appliance.NodeCordoned; return nil })
+	return c.changeNode(ctx, who, in, c.hold(appliance.NodeCordoned))
 }
 
-// UncordonNode takes bookings on a node again.
+// hold sets that an operator wants no new bookings on a node.
+func (c *Control) hold(as appliance.NodeState) nodeChange {
+	return func(tx *store.Tx, _ trail, rec *store.NodeRecord) error {
+		rec.Hold = as
+		return c.holdAfterReboot(tx, *rec)
+	}
+}
+
+// UncordonNode takes bookings on a node again, and withdraws a reboot that waits.
 func (c *Control) UncordonNode(ctx context.Context, who appliance.Caller, in appliance.NodeRef) (appliance.Node, error) {
-	return c.changeNode(ctx, who, in, func(rec *store.NodeRecord) error { rec.Hold = ""; return nil })
+	return c.changeNode(ctx, who, in, func(tx *store.Tx, tr trail, rec *store.NodeRecord) error {
+		rec.Hold = ""
+		return c.withdrawReboot(tx, tr, *rec)
+	})
 }
 
 // DrainNode takes no new bookings on a node, to empty it: what runs goes on to
 // its end.
 func (c *Control) DrainNode(ctx context.Context, who appliance.Caller, in appliance.NodeRef) (appliance.Node, error) {
-	return c.changeNode(ctx, who, in, func(rec *store.NodeRecord) error { rec.Hold = appliance.NodeDraining; return nil })
+	return c.changeNode(ctx, who, in, c.hold(appliance.NodeDraining))
 }
 
 // LabelNode sets a node's labels; an empty value removes one.
 func (c *Control) LabelNode(ctx context.Context, who appliance.Caller, in appliance.LabelNode) (appliance.Node, error) {
 	ref := appliance.NodeRef{TenantID: in.TenantID, NodeID: in.NodeID}
-	return c.changeNode(ctx, who, ref, func(rec *store.NodeRecord) error {
+	return c.changeNode(ctx, who, ref, func(_ *store.Tx, _ trail, rec *store.NodeRecord) error {
 		if err := in.Validate(); err != nil {
 			return err
 		}
@@ -186,7 +201,7 @@ func (c *Control) LabelNode(ctx context.Context, who appliance.Caller, in applia
 // RemoveNode takes a node out of its pool. A node with live bookings stays:
 // drain it first.
 func (c *Control) RemoveNode(ctx context.Context, who appliance.Caller, in appliance.NodeRef) (appliance.Node, error) {
-	return c.changeNode(ctx, who, in, func(rec *store.NodeRecord) error {
+	return c.changeNode(ctx, who, in, func(tx *store.Tx, tr trail, rec *store.NodeRecord) error {
 		c.mem.mu.RLock()
 		n := len(c.mem.index.Shares(rec.ID))
 		c.mem.mu.RUnlock()
@@ -195,18 +210,21 @@ func (c *Control) RemoveNode(ctx context.Context, who appliance.Caller, in appli
 		}
 		at := c.now()
 		rec.RemovedAt = &at
-		return nil
+		return c.withdrawReboot(tx, tr, *rec)
 	})
 }
 
 // changeNode changes a node's row and settles it.
-func (c *Control) changeNode(ctx context.Context, who appliance.Caller, in appliance.NodeRef, change func(*store.NodeRecord) error) (out appliance.Node, err error) {
+func (c *Control) changeNode(ctx context.Context, who appliance.Caller, in appliance.NodeRef, change nodeChange) (out appliance.Node, err error) {
 	if _, err := c.inTenant(who, in.TenantID); err != nil {
 		return out, err
 	}
 	err = c.write(ctx, who, appliance.NodesManage, in.TenantID, in.NodeID, func(tx *store.Tx) error {
 		rec, err := c.nodeSeen(tx, who, appliance.NodesManage, in)
 		if err != nil {
+// nodeChange is what one verb does to a node's row.
+type nodeChange func(tx *store.Tx, tr trail, rec *store.NodeRecord) error
+
 			return err
 		}
 		p := c.mem.pool(rec.PoolID)
@@ -215,10 +233,10 @@ func (c *Control) changeNode(ctx context.Context, who appliance.Caller, in appli
 			return err
 		}
 		if rec.RemovedAt != nil {
-			return appliance.Refuse(appliance.InvalidState, "nodeId", "nodeId: %s is removed", rec.Hostname)
+			return removed(rec)
 		}
 		before := rec
-		if err := change(&rec); err != nil {
+		if err := change(tx, tr, &rec); err != nil {
 			return err
 		}
 		if rec, err = c.resettle(tx, tr, rec); err != nil {
@@ -292,7 +310,7 @@ func (c *Control) ExplainNode(ctx context.Context, who appliance.Caller, in appl
 		appliance.ConditionModelMatches:   "bc nodes remove " + n.ID,
 		appliance.ConditionGPUHealthy:     "look at the driver on the node: nvidia-smi",
 		appliance.ConditionConfigApplied:  "bc nodes get " + n.ID,
-		appliance.ConditionRebootRequired: "reboot the machine when its reservations have ended",
+		appliance.ConditionRebootRequired: "bc nodes reboot " + n.ID + ", which waits for its reservations to end",
 	}
 	for _, cond := range n.Conditions {
 		if cond.Status == (cond.Type == appliance.ConditionRebootRequired) {
@@ -305,3 +323,6 @@ func (c *Control) ExplainNode(ctx context.Context, who appliance.Caller, in appl
 	}
 	return x, nil
 }
+	if r := n.Reboot; r != nil && (!r.State.Over() || r.State == appliance.RebootFailed) {
+		x.Findings = append(x.Findings, fmt.Sprintf("Reboot: %s: %s", r.State, r.Message))
+	}

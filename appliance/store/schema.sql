@@ -259,3 +259,25 @@ CREATE TABLE sessions (
 ) STRICT, WITHOUT ROWID;
 
 CREATE INDEX sessions_by_user ON sessions(user_id);
+
+CREATE TABLE holds (
+  reservation_id TEXT PRIMARY KEY,
+  tenant_id      TEXT NOT NULL,
+  pool_id        TEXT NOT NULL,
+  active         INTEGER NOT NULL,
+  expires_at     INTEGER,
+  hold           TEXT
+) STRICT, WITHOUT ROWID;
+
+CREATE INDEX reservations_pending ON reservations(queue) WHERE state = 'pending';
+
+CREATE INDEX nodes_rolling ON nodes(id) WHERE rollout_json <> '';
+
+CREATE INDEX nodes_walled ON nodes(id) WHERE walled = 1;
+
+CREATE INDEX atoms_releasing ON atoms(node_id) WHERE releasing > 0;
+
+CREATE TABLE reboots (
+  node_id TEXT PRIMARY KEY REFERENCES nodes(id),
+  body    TEXT NOT NULL
+) STRICT, WITHOUT ROWID;

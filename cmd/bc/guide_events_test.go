@@ -85,6 +85,11 @@ func TestGuideEvents(t *testing.T) {
 		{"acme", "nodes.uncordon", object{"nodeId": node.ID}, "node.updated", ""},
 		{"guest", "reservations.create", object{"poolId": p.ID, "resources": object{"gpu": 1}, "duration": "1h"}, "reservation.created reservation.placed", "res"},
 		{"guest", "reservations.create", object{"poolId": p.ID, "resources": object{"gpu": 1}, "dryRun": true}, "", ""},
+		{"acme", "nodes.plan", object{"nodeId": node.ID}, "", ""},
+		{"acme", "nodes.reboot", object{"nodeId": node.ID, "dryRun": true}, "", ""},
+		{"acme", "nodes.reboot", object{"nodeId": node.ID}, "node.reboot node.updated", ""}, // it waits for the reservation
+		{"acme", "nodes.reboot", object{"nodeId": node.ID}, "", ""},
+		{"acme", "nodes.uncordon", object{"nodeId": node.ID}, "node.reboot node.updated", ""},
 		{"guest", "reservations.extend", object{"reservationId": "$res", "duration": "3h"}, "reservation.updated", ""},
 		{"guest", "reservations.shorten", object{"reservationId": "$res", "duration": "2h"}, "reservation.updated", ""},
 		{"guest", "reservations.release", object{"reservationId": "$res"}, "reservation.ended", ""},

@@ -175,7 +175,7 @@ func newStandIns() *standIns {
 }
 
 var (
-	anID     = regexp.MustCompile(`\b(pool|site|node|res|key|user|jtok|pacct)_[0-9a-z]{26}\b`)
+	anID     = regexp.MustCompile(`\b(pool|site|node|res|key|user|jtok|pacct|reboot)_[0-9a-z]{26}\b`)
 	aTime    = regexp.MustCompile(`\b20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z`)
 	aSecret  = regexp.MustCompile(`\b(bck|bcl|bcj|bcs)_[A-Za-z0-9_-]{10,}`)
 	anAmount = regexp.MustCompile(`"quantity":[0-9.e+-]+`)

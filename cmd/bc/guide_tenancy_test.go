@@ -128,6 +128,8 @@ var tenancyTable = func() []tenancyCase {
 		{"nodes.cordon", "node of pool", ofNodes, node(nil)},
 		{"nodes.uncordon", "node of pool", ofNodes, node(nil)},
 		{"nodes.drain", "node of pool", ofNodes, node(nil)},
+		{"nodes.plan", "node of pool", ofNodes, node(nil)},
+		{"nodes.reboot", "node of pool", ofNodes, node(object{"dryRun": true})},
 		{"nodes.label", "node of pool", ofNodes, node(object{"labels": object{"rack": "r1"}})},
 		{"nodes.explain", "node of pool", ofNodes, node(nil)},
 		{"nodes.remove", "node of pool", ofNodes, func(w *tenancyWorld, rel string) object { return object{"nodeId": w.spareNode(rel)} }},

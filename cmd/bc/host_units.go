@@ -46,11 +46,12 @@ func hostUnitCommands() []*cli.Command {
 			Action:      hostHistory,
 		},
 		{
-			Name: "restore", Usage: "put back what the agent has changed on this machine", ArgsUsage: "[UNIT]",
-			Description: "Works without a server. What others have changed since is left alone. An agent that still runs with\n" +
-				"--manage-host applies its units again; stop it first.\n\n" +
-				"Examples:\n   bc host restore cpu\n   bc host restore --all --yes",
-			Flags:  append(hostFlags(), stateDirFlag(), yesFlag(), &cli.BoolFlag{Name: "all", Usage: "every unit"}),
+			Name: "restore", Usage: "put back what the agent has changed on this machine", ArgsUsage: "[UNIT | walls | fence]",
+			Description: "Works without a server. What others have changed since is left alone. The walls of reservations come\n" +
+				"down with what runs behind them; fence is the host's own CPUs alone. An agent that still runs with\n" +
+				"--manage-host does it all again; stop it first.\n\n" +
+				"Examples:\n   bc host restore cpu\n   bc host restore walls\n   bc host restore --all --yes",
+			Flags:  append(hostFlags(), stateDirFlag(), yesFlag(), &cli.BoolFlag{Name: "all", Usage: "the walls, the fence and every unit"}),
 			Action: hostRestore,
 		},
 	}
@@ -121,23 +122,6 @@ func openHostLedger(c *cli.Context) (*host.Ledger, error) {
 	return l, nil
 }
 
-// unitPlan is the plan of one unit, as programs read it.
-type unitPlan struct {
-	Unit   string         `json:"unit"`
-	State  wire.UnitState `json:"state"`
-	Wanted string         `json:"wanted,omitempty"`
-	Got    string         `json:"got,omitempty"`
-	Reason string         `json:"reason,omitempty"`
-	Steps  []planStep     `json:"steps"`
-}
-
-type planStep struct {
-	Change string `json:"change"`
-	Needs  string `json:"needs,omitempty"`
-	Undo   string `json:"undo,omitempty"`
-	Later  bool   `json:"later,omitempty"` // it waits for what it needs
-}
-
 func hostPlan(c *cli.Context) error {
 	if err := noArguments(c); err != nil {
 		return err
@@ -157,15 +141,16 @@ func hostPlan(c *cli.Context) error {
 	if err != nil {
 		return err
 	}
-	plans := []unitPlan{}
+	plans := []wire.UnitPlan{}
 	var text strings.Builder
 	for _, kind := range spec.Units.Wanted() {
 		up, err := r.Preview(kind, unit.Desired{Generation: spec.Generation, Units: spec.Units})
 		if err != nil {
 			return err
 		}
-		plans = append(plans, planData(kind, up))
-		text.WriteString(planText(kind, up))
+		u := up.Wire(kind)
+		plans = append(plans, u)
+		text.WriteString(planText(u, p.format == formatWide))
 	}
 	if len(plans) == 0 {
 		text.WriteString("Nothing is wanted of this machine's configuration.\n")
@@ -175,34 +160,6 @@ func hostPlan(c *cli.Context) error {
 	}
 	_, err = fmt.Fprint(p.out, text.String())
 	return err
-}
-
-func planData(kind wire.UnitKind, up unit.Plan) unitPlan {
-	out := unitPlan{Unit: string(kind), State: up.State, Wanted: up.Wanted, Got: up.Got, Reason: up.Reason, Steps: []planStep{}}
-	for i, s := range slices.Concat(up.Steps, up.Later) {
-		out.Steps = append(out.Steps, planStep{Change: s.Change.String(), Needs: string(s.Needs), Undo: s.Undo, Later: i >= len(up.Steps)})
-	}
-	return out
-}
-
-func planText(kind wire.UnitKind, up unit.Plan) string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "%s: wanted %s", string(kind), up.Wanted)
-	if up.Got != "" {
-		fmt.Fprintf(&b, "; now %s", up.Got)
-	}
-	b.WriteString("\n")
-	if lines := up.Lines(); lines != "" {
-		for line := range strings.Lines(lines) {
-			b.WriteString("  " + line)
-		}
-	} else {
-		fmt.Fprintf(&b, "  nothing to do: %s\n", up.State)
-	}
-	if up.Reason != "" {
-		fmt.Fprintf(&b, "  %s\n", up.Reason)
-	}
-	return b.String()
 }
 
 // plannedSpec is what --policy or --spec asks for, else what the agent last
@@ -259,11 +216,10 @@ func hostHistory(c *cli.Context) error {
 		return err
 	}
 	if name := c.String("unit"); name != "" {
-		kind, ok := unit.KindOf(name)
-		if !ok {
-			return usagef("there is no unit %q, only %s", name, either(unitNames()))
+		if _, ok := unit.KindOf(name); !ok && name != restoreFence {
+			return usagef("there is no unit %q, only %s", name, either(append(unitNames(), restoreFence)))
 		}
-		events = slices.DeleteFunc(events, func(e host.Event) bool { return e.Unit != string(kind) })
+		events = slices.DeleteFunc(events, func(e host.Event) bool { return e.Unit != name })
 	}
 	return items(p, events, func(e host.Event) string { return e.Change }, "The agent has changed nothing on this machine.", func(list []host.Event) *table {
 		return newTable(list,
@@ -277,48 +233,3 @@ func hostHistory(c *cli.Context) error {
 }
 
 func oneLine(s string) string { return strings.Join(strings.Fields(s), " ") }
-
-func hostRestore(c *cli.Context) error {
-	kinds := slices.Clone(wire.UnitKinds)
-	slices.Reverse(kinds) // what came last goes first
-	what := "all that the agent has changed"
-	if !c.Bool("all") {
-		if c.NArg() == 0 {
-			return usagef("%s needs a unit, or --all; see %s --help", c.Command.HelpName, c.Command.HelpName)
-		}
-		kind, err := theUnit(c)
-		if err != nil {
-			return err
-		}
-		kinds, what = []wire.UnitKind{kind}, "what the unit "+string(kind)+" has changed"
-	} else if err := noArguments(c); err != nil {
-		return err
-	}
-	r, err := hostRunner(c)
-	if err != nil {
-		return err
-	}
-	if err := confirm(c, "Put back "+what+" on this machine?"); err != nil {
-		return err
-	}
-	failed := false
-	for _, kind := range kinds {
-		status, touched, err := r.Remove(c.Context, kind)
-		switch {
-		case err != nil:
-			return err
-		case !touched:
-		case status.State == wire.Failed || status.State == wire.Conflict:
-			failed = true
-			fmt.Fprintf(os.Stderr, "%s: %s\n", string(kind), status.Reason)
-		case status.Reason != "":
-			fmt.Printf("%s: %s\n", string(kind), status.Reason)
-		default:
-			fmt.Printf("%s: put back\n", string(kind))
-		}
-	}
-	if failed {
-		return silent{exitFailed}
-	}
-	return nil
-}

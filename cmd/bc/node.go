@@ -27,8 +27,9 @@ func nodeCommand() *cli.Command {
 			Action:      getNode,
 		},
 		nodeVerb("cordon", "take no new bookings on a node; what runs goes on"),
-		nodeVerb("uncordon", "take bookings on a node again"),
+		nodeVerb("uncordon", "take bookings on a node again, and withdraw a reboot that waits"),
 		nodeVerb("drain", "take no new bookings on a node, to empty it"),
+		nodePlanCommand(), nodeRebootCommand(),
 		&cli.Command{
 			Name: "label", Usage: "set or remove a node's labels, which selectors match", ArgsUsage: "NODE KEY=VALUE… KEY-…", BashComplete: completeNodes,
 			Description: "KEY=VALUE sets a label, KEY- removes it.\n\nExamples:\n   bc nodes label gpu-01 rack=r12 row-",
@@ -268,7 +269,7 @@ func idDrop(nodes []appliance.Node) int {
 func nodeAtoms(n appliance.Node) (free, total int) {
 	for _, d := range n.Devices {
 		total += d.Atoms
-		if n.Schedulable && d.Health == wire.GPUHealthy && len(d.Bookings) == 0 {
+		if n.Schedulable && d.Health == wire.GPUHealthy && len(d.Bookings)+d.Releasing == 0 {
 			free += d.Atoms
 		}
 	}
@@ -318,6 +319,9 @@ func nodeNote(n appliance.Node) string {
 	if n.Simulated {
 		notes = append(notes, "simulated")
 	}
+	if r := n.Reboot; r != nil && (!r.State.Over() || r.State == appliance.RebootFailed) {
+		notes = append(notes, "reboot "+rebootText(r))
+	}
 	for _, c := range n.Conditions {
 		if bad(c) {
 			text := c.Type
@@ -343,9 +347,17 @@ func nodeSheet(s *sheet, n appliance.Node, pools map[string]string) {
 	}
 	s.state("State", state)
 	s.fact("Role", fmt.Sprintf("%s, control %s", n.Role, n.Control))
+	if n.Reboot != nil {
+		s.fact("Reboot", rebootText(n.Reboot)+", asked for "+s.p.exact(&n.Reboot.RequestedAt))
+	}
 	s.fact("Joined", s.p.exact(&n.JoinedAt))
 	s.fact("Last seen", s.p.exact(n.SeenAt))
 	s.table("GPUs", deviceTable(n.Devices))
+	s.table("Being released", newTable(n.Releasing,
+		field[appliance.Releasing]{column{head: "RESERVATION"}, func(r appliance.Releasing) string { return r.ReservationID }},
+		field[appliance.Releasing]{column{head: "KEEPS", drop: 1}, func(r appliance.Releasing) string { return strings.Join(r.Atoms, " ") }},
+		field[appliance.Releasing]{column{head: "WAITS FOR", flex: true}, func(r appliance.Releasing) string { return r.Message }},
+	))
 	s.table("Resources", newTable(n.Resources,
 		field[appliance.ResourceRow]{column{head: "RESOURCE"}, func(r appliance.ResourceRow) string { return r.Resource }},
 		field[appliance.ResourceRow]{column{head: "ALLOCATED", right: true}, func(r appliance.ResourceRow) string { return strconv.Itoa(r.Allocated) }},

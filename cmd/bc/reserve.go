@@ -142,18 +142,7 @@ const waitPoll = 3 * time.Second
 func (s *session) wait(c *cli.Context, r appliance.Reservation) (appliance.Reservation, error) {
 	ctx, stop := context.WithCancel(c.Context)
 	defer stop()
-	woken := make(chan struct{}, 1)
-	go func() {
-		for _, err := range s.Events(ctx, s.tenant, -1) {
-			if err != nil {
-				return
-			}
-			select {
-			case woken <- struct{}{}:
-			default:
-			}
-		}
-	}()
+	woken := s.wakes(ctx)
 	said := ""
 	for {
 		if now := string(r.State) + r.Message; now != said {
@@ -188,6 +177,24 @@ func (s *session) wait(c *cli.Context, r appliance.Reservation) (appliance.Reser
 			return r, err
 		}
 	}
+}
+
+// wakes tells that something has happened in the tenant, until ctx ends. Of a
+// caller that sees no events nothing is told.
+func (s *session) wakes(ctx context.Context) <-chan struct{} {
+	woken := make(chan struct{}, 1)
+	go func() {
+		for _, err := range s.Events(ctx, s.tenant, -1) {
+			if err != nil {
+				return
+			}
+			select {
+			case woken <- struct{}{}:
+			default:
+			}
+		}
+	}()
+	return woken
 }
 
 // sayWaiting tells what a reservation has come to, and while it waits why.
