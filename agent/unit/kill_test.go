@@ -25,8 +25,12 @@ func treeRunner(t *testing.T, tree, state string) *unit.Runner {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return treeRunnerOf(host.NewMachine(root), state)
+}
+
+func treeRunnerOf(m *host.Machine, state string) *unit.Runner {
 	return &unit.Runner{
-		Machine: host.NewMachine(root), Ledger: host.OpenLedger(state), Manage: true, Now: time.Now, Log: slog.New(slog.DiscardHandler),
+		Machine: m, Ledger: host.OpenLedger(state), Manage: true, Now: time.Now, Log: slog.New(slog.DiscardHandler),
 	}
 }
 
