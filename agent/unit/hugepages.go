@@ -184,7 +184,8 @@ func planPool(s Scene, q pool, p *Plan) {
 		p.State = wire.Partial
 		here := left && v.BootID == s.BootID
 		target := min(q.wanted, have+q.growth())
-		tried := here && v.Wrote == strconv.Itoa(q.wanted)
+		asked, _ := strconv.Atoi(v.Wrote)
+		tried := here && asked > have && asked >= target
 		switch {
 		case tried:
 			p.Reason = "the kernel found no more memory in one piece; it is asked again every 5 minutes"

@@ -236,3 +236,25 @@ func goldenOf(t *testing.T, file string, in *txtar.Archive, got map[string]strin
 		t.Errorf("%s (-file +got):\n%s", file, diff)
 	}
 }
+
+// Free memory that is in pieces as well bounds a pool twice: what the kernel
+// does not give is not asked for over and over.
+func TestPoolIsShortOfFreeMemoryInOnePiece(t *testing.T) {
+	const dir = "/sys/kernel/mm/hugepages/hugepages-2048kB"
+	b := newBench(t, "no-numa")
+	b.Available(4<<20 + 512<<10) // of 16 GiB: 2048 pages and the reserve
+	b.Fragment(dir, 1000)
+	want := units(t, `{"hugepages":{"sizeKiB":2048,"count":5120}}`)
+	for range 5 {
+		s := one(t, b.sync(want))
+		if s.State != wire.Partial || s.Got != "1000 pages of 2Mi" || !strings.Contains(s.Reason, "no more memory in one piece") {
+			t.Fatalf("%+v", s)
+		}
+		b.now = b.now.Add(4 * time.Minute)
+	}
+	b.Defragment(dir)
+	b.now = b.now.Add(6 * time.Minute)
+	if s := one(t, b.sync(want)); s.State != wire.Partial || s.Got != "2048 pages of 2Mi" || !strings.Contains(s.Reason, "that nothing uses") {
+		t.Errorf("once it is in one piece: %+v", s)
+	}
+}
