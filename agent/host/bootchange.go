@@ -266,22 +266,25 @@ func damaged(name string, data []byte) bool {
 // called under the ledger's lock. It answers the files.
 func Recover(m *Machine, l *Ledger, bootID string, now func() time.Time) ([]string, error) {
 	var all []string
+	var failures error
 	for _, unit := range l.Units(guards) {
 		j, err := OpenJournal(l, unit, 0, bootID, now)
+		if err == nil {
+			var restored []string
+			if restored, err = l.rollBack(m, unit, true); len(restored) > 0 || err != nil {
+				err = errors.Join(err, j.record(putBack(restored), err))
+			}
+			all = append(all, restored...)
+		}
 		if err != nil {
-			return all, err
+			failures = errors.Join(failures, fmt.Errorf("boot files of the unit %s, which a process was rewriting when it died: %w", unit, err))
 		}
-		restored, err := l.rollBack(m, unit, true)
-		if len(restored) > 0 || err != nil {
-			err = errors.Join(err, j.record(putBack(restored), err))
-		}
-		if err != nil {
-			return all, fmt.Errorf("boot files of the unit %s, which a process was rewriting when it died: %w", unit, err)
-		}
-		all = append(all, restored...)
 	}
-	return all, nil
+	return all, failures
 }
+
+// Guards reports whether boot files of a unit are not put back yet.
+func (l *Ledger) Guards(unit string) bool { return slices.Contains(l.Units(guards), unit) }
 
 // Interrupted reports whether a process died, or is at work, while it rewrote
 // boot files.

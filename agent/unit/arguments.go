@@ -72,7 +72,12 @@ func planArguments(s Scene, unit string, tokens []string) arguments {
 	}
 	if slices.ContainsFunc(out.steps, func(step Step) bool { return step.Needs == NeedsReboot }) {
 		if free, err := s.Machine.FreeBytes("/boot"); err == nil && free < bootFree {
-			return arguments{state: wire.Failed, reason: fmt.Sprintf("/boot has %d KiB left, and a change of kernel arguments needs %d: remove an old kernel", free>>10, bootFree>>10)}
+			out.steps = slices.DeleteFunc(out.steps, func(step Step) bool {
+				keep, ok := step.Change.(host.KeepArguments) // that a trial was passed stays true
+				return !ok || keep.Trial != host.TrialPassed
+			})
+			out.state = wire.Failed
+			out.reason = fmt.Sprintf("/boot has %d KiB left, and a change of kernel arguments needs %d: remove an old kernel", free>>10, bootFree>>10)
 		}
 	}
 	return out

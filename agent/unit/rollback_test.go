@@ -122,3 +122,68 @@ func TestToolThatSucceedsWithoutEffectIsRolledBack(t *testing.T) {
 		t.Errorf("(-before +after):\n%s", diff)
 	}
 }
+
+// The machine came up with the arguments, and they cannot be written for good
+// yet: that it came up stays known, over boots too.
+func TestPassedTrialThatCannotBeWrittenYet(t *testing.T) {
+	for name, c := range map[string]struct {
+		breaks, works func(*bench)
+		says          string
+	}{
+		"update-grub": {
+			func(b *bench) { b.Breaks("update-grub", "No space left on device") },
+			func(b *bench) { b.Works("update-grub") }, "No space left on device",
+		},
+		"full": {func(b *bench) { b.Full("/boot", 1<<20) }, func(b *bench) { b.Full("/boot", 1<<30) }, "remove an old kernel"},
+		"edited": {
+			func(b *bench) { b.Put(dropIn, "mine") },
+			func(b *bench) { b.Machine.Remove(dropIn) }, "someone else",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t, "debian-amd")
+			want := units(t, throughUnit)
+			b.sync(want)
+			b.Reboot()
+			c.breaks(b)
+			text := b.lastingText()
+			for range 2 {
+				if s := one(t, b.sync(want)); s.State != wire.Failed && s.State != wire.Conflict || !strings.Contains(s.Reason, c.says) {
+					t.Errorf("%+v", s)
+				}
+				if b.lastingText() != text {
+					t.Error("grub.cfg is not as it was")
+				}
+				b.now = b.now.Add(time.Hour)
+			}
+			b.Reboot() // without the arguments, which were not written
+			c.works(b)
+			b.now = b.now.Add(time.Hour)
+			if s := one(t, b.sync(want)); s.State != wire.PendingReboot || !b.hasForGood("iommu=pt") {
+				t.Fatalf("once it works: %+v", s)
+			}
+			b.Reboot()
+			if s := one(t, b.sync(want)); s.State != wire.InSync || !b.boots("iommu=pt") {
+				t.Errorf("%+v", s)
+			}
+		})
+	}
+}
+
+// Boot files that cannot be put back yet keep no other unit from its work.
+func TestRecoveryThatFailsStopsOnlyItsUnit(t *testing.T) {
+	b := newBench(t, "debian-amd")
+	b.Put("/proc/self/mountinfo", onLVM)
+	want := units(t, `{"iommu":{"passthrough":true},"cpu":{"governor":"performance"}}`)
+	b.DieIn("update-grub")
+	b.dying(0, func() { b.sync(want) })
+	b.Works("update-grub")
+	b.ReadOnly("/boot")
+	b.now = b.now.Add(time.Hour)
+	for _, s := range b.sync(want) {
+		if good := s.Kind == wire.UnitCPU; good != (s.State == wire.InSync) || !good && s.State != wire.Failed {
+			t.Errorf("%+v", s)
+		}
+	}
+}

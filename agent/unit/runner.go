@@ -365,8 +365,8 @@ func (r *Runner) apply(ctx context.Context, kind wire.UnitKind, d Desired) (wire
 		return wire.UnitStatus{}, err
 	}
 	defer unlock()
-	if err := r.putBack(); err != nil {
-		return wire.UnitStatus{}, err
+	if err := r.putBack(); err != nil && r.Ledger.Guards(string(kind)) {
+		return wire.UnitStatus{}, err // the unit's own; what others lack keeps no unit from its work
 	}
 	name, now := string(kind), r.Now().UTC().Truncate(time.Millisecond)
 	var last Result
