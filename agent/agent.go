@@ -125,7 +125,7 @@ func (a *Agent) open(file *ledgerFile) (*node, error) {
 	case !a.Root.Real():
 		n.unwalled = "this is a recorded machine, where nothing runs"
 	default:
-		n.walls = newWalls(a.Root, a.Log)
+		n.walls = newWalls(a.Root, host.OpenLedger(a.StateDir), a.Log)
 	}
 	return n, nil
 }

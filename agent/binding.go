@@ -62,7 +62,7 @@ func (r wallReport) ending(wanted []wire.Binding) []wire.BindingStatus {
 	var out []wire.BindingStatus
 	for _, id := range slices.Sorted(maps.Keys(r.states)) {
 		if s := r.states[id]; s.ending && !slices.ContainsFunc(wanted, func(b wire.Binding) bool { return b.ReservationID == id }) {
-			out = append(out, wire.BindingStatus{ReservationID: id, Ending: true, Note: s.held})
+			out = append(out, wire.BindingStatus{ReservationID: id, Ending: true, EndingSince: s.since, Note: s.held, Holders: s.by})
 		}
 	}
 	return out

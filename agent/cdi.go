@@ -3,6 +3,8 @@ package agent
 import (
 	"encoding/json"
 	"strings"
+
+	"github.com/bettercompute/bc/agent/unit"
 )
 
 // What a container engine needs of the Container Device Interface
@@ -19,14 +21,20 @@ type (
 		Edits cdiEdits `json:"containerEdits"`
 	}
 	cdiEdits struct {
-		Env   []string  `json:"env,omitempty"`
-		Nodes []cdiNode `json:"deviceNodes,omitempty"`
+		Env    []string   `json:"env,omitempty"`
+		Nodes  []cdiNode  `json:"deviceNodes,omitempty"`
+		Mounts []cdiMount `json:"mounts,omitempty"`
 	}
 	// cdiNode leaves the numbers out: the engine reads them of the node when a
 	// container starts, so that they are not those of an earlier boot.
 	cdiNode struct {
 		Path        string `json:"path"`
 		Permissions string `json:"permissions"`
+	}
+	cdiMount struct {
+		HostPath      string   `json:"hostPath"`
+		ContainerPath string   `json:"containerPath"`
+		Options       []string `json:"options,omitempty"`
 	}
 )
 
@@ -47,6 +55,12 @@ func (w *wall) cdi() []byte {
 	for _, n := range w.Nodes {
 		edits.Nodes = append(edits.Nodes, cdiNode{Path: n.Path, Permissions: "rw"})
 	}
+	if len(w.MPS) > 0 { // a client and its daemon talk through pipes, and share memory
+		edits.Mounts = append(edits.Mounts, bindMount("/dev/shm"))
+	}
+	for _, uuid := range w.MPS {
+		edits.Mounts = append(edits.Mounts, bindMount(unit.MPSPipes(uuid)))
+	}
 	text, err := json.MarshalIndent(cdiSpec{
 		Version: "0.6.0", Kind: cdiKind,
 		Devices: []cdiDevice{{Name: w.Reservation, Edits: edits}},
@@ -55,6 +69,11 @@ func (w *wall) cdi() []byte {
 		return nil // plain strings: there is no way to refuse them
 	}
 	return append(text, '\n')
+}
+
+// bindMount gives a container a folder of the host at the same place.
+func bindMount(dir string) cdiMount {
+	return cdiMount{HostPath: dir, ContainerPath: dir, Options: []string{"rw", "nosuid", "nodev", "bind"}}
 }
 
 // cdiEnvironment reads the environment back of a file that cdi made.

@@ -168,12 +168,15 @@ func (n *node) judge() {
 }
 
 // wallReport says what the walls now want to be, and answers how far they are.
-// Before a first NodeSpec nothing is known of what is wanted, and none is touched.
+// Before a first NodeSpec nothing is known of what is wanted, and none is touched;
+// a node that was removed wants none.
 func (n *node) wallReport() wallReport {
 	if n.walls == nil {
 		return wallReport{refusal: n.unwalled}
 	}
-	if n.spec.NodeID != "" {
+	if n.spec.NodeID != "" || n.book.Left {
+		sharing := n.spec.Units.GPUSharing
+		n.walls.serve(sharing != nil && sharing.Mode == "mps")
 		n.walls.want(n.spec.Bindings, n.inv.GPUs)
 	}
 	return n.walls.state()
@@ -326,6 +329,10 @@ func (n *node) join(ctx context.Context) error {
 	}
 	welcome, err := n.link.hello(ctx, n.book.Credential, hello)
 	if stranger(err) && n.book.Credential != "" {
+		if removed(err) {
+			n.leave()
+			hello.Inventory, hello.InventoryHash = n.inv, n.hash
+		}
 		hello.NodeID = ""
 		welcome, err = n.link.hello(ctx, "", hello)
 	}
@@ -407,14 +414,22 @@ func whole[T any](list []T) []T {
 	return list
 }
 
+// leave takes in that the control plane has removed this node: what was changed
+// for it is put back, and its walls come down. Only the control plane itself says
+// so. One that does not answer, or no longer knows the credential, such as one
+// brought back from a backup, is none of it: there all stays as it is.
+func (n *node) leave() {
+	n.log.Warn("the control plane has removed this node", "node", n.book.NodeID)
+	n.forget()
+	n.book.Left = true
+	n.forgetMissing()
+	n.judge()
+}
+
 // heed takes in what the server answered.
 func (n *node) heed(reply wire.HeartbeatReply) {
 	if reply.Gone {
-		n.log.Warn("the control plane has removed this node", "node", n.book.NodeID)
-		n.forget()
-		n.book.Left = true
-		n.forgetMissing()
-		n.judge()
+		n.leave()
 		return
 	}
 	n.latest = reply.Generation

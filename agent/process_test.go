@@ -2,15 +2,18 @@ package agent
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/bettercompute/bc/agent/gpu"
 	"github.com/bettercompute/bc/agent/gpu/gputest"
@@ -37,7 +40,24 @@ func TestMain(m *testing.M) {
 		log.Error("agent", "err", err)
 		os.Exit(1)
 	}
+	if pages := os.Getenv(hugeVariable); pages != "" {
+		mapHugePages(pages)
+	}
 	os.Exit(m.Run())
+}
+
+// hugeVariable has this test program, started once more, ask for so many huge
+// pages of 2Mi and say whether it got them.
+const hugeVariable = "BC_TEST_HUGE_PAGES"
+
+func mapHugePages(pages string) {
+	n, _ := strconv.Atoi(pages)
+	if _, err := unix.Mmap(-1, 0, n<<21, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_HUGETLB|unix.MAP_POPULATE); err != nil {
+		fmt.Println(err)
+	} else {
+		fmt.Println("got them")
+	}
+	os.Exit(0)
 }
 
 // process is an agent in a process of its own, over the NVML library in C.

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/bettercompute/bc/agent/host"
+	"github.com/bettercompute/bc/agent/unit"
 	"github.com/bettercompute/bc/agent/wire"
 )
 
@@ -27,6 +28,8 @@ type wall struct {
 	Atoms []string `json:"atoms,omitempty"`
 	// Visible is what CUDA programs are told to use.
 	Visible []string `json:"visible,omitempty"`
+	// MPS are the GPUs, by UUID, that its programs reach through an MPS daemon.
+	MPS []string `json:"mps,omitempty"`
 	// Note is what of the binding no wall can limit, for people.
 	Note string `json:"note,omitempty"`
 }
@@ -50,7 +53,8 @@ func reservationOf(slice string) string {
 // wallOf is the wall for a binding. The GPUs are those of the inventory, and
 // migMinors is the text of /proc/driver/nvidia-caps/mig-minors. It is an error
 // if a device node cannot be told: leaving it out would wall off what is booked.
-func wallOf(b wire.Binding, gpus []wire.GPU, migMinors string) (wall, error) {
+// A slot of a GPU that mps names is reached through its daemon.
+func wallOf(b wire.Binding, gpus []wire.GPU, migMinors string, mps func(uuid string) bool) (wall, error) {
 	if !legalID.MatchString(b.ReservationID) {
 		return wall{}, fmt.Errorf("reservation id %q cannot be the name of a slice", b.ReservationID)
 	}
@@ -60,6 +64,7 @@ func wallOf(b wire.Binding, gpus []wire.GPU, migMinors string) (wall, error) {
 			Name:        sliceName(b.ReservationID),
 			Description: "Better Compute reservation " + b.ReservationID + " of " + b.TenantID,
 			CPUs:        b.CPUs, MemoryNodes: b.NUMANodes, MemoryMax: uint64(max(b.MemoryGiB, 0)) << 30,
+			Hugepages2Mi: max(b.Hugepages2Mi, 0), Hugepages1Gi: max(b.Hugepages1Gi, 0),
 		},
 	}
 	for what, list := range map[string]*string{"CPUs": &w.Slice.CPUs, "NUMA nodes": &w.Slice.MemoryNodes} {
@@ -73,6 +78,9 @@ func wallOf(b wire.Binding, gpus []wire.GPU, migMinors string) (wall, error) {
 		if err := w.admit(d, gpus, migMinors); err != nil {
 			return wall{}, err
 		}
+		if d.Slot != nil && mps(d.UUID) && !slices.Contains(w.MPS, d.UUID) {
+			w.MPS = append(w.MPS, d.UUID)
+		}
 	}
 	if len(b.Devices) > 0 {
 		w.Nodes = append(w.Nodes, controlNodes...)
@@ -80,23 +88,20 @@ func wallOf(b wire.Binding, gpus []wire.GPU, migMinors string) (wall, error) {
 	for _, n := range w.Nodes {
 		w.Slice.Devices = append(w.Slice.Devices, n.Path)
 	}
-	w.Note = unlimitedParts(b)
+	w.Note = w.limits(b)
 	return w, nil
 }
 
-// unlimitedParts says what of a binding systemd has no limit for.
-func unlimitedParts(b wire.Binding) string {
+// limits says what of a binding no wall enforces.
+func (w *wall) limits(b wire.Binding) string {
 	var parts []string
 	if b.VCPU > 0 && b.CPUs == "" {
-		parts = append(parts, "vCPUs")
+		parts = append(parts, "vCPUs are booked by number and not walled in")
 	}
-	if b.Hugepages2Mi > 0 || b.Hugepages1Gi > 0 {
-		parts = append(parts, "huge pages")
+	if n := len(w.MPS); n > 1 {
+		parts = append(parts, fmt.Sprintf("each of its %d GPUs has an MPS daemon of its own, and a program uses one at a time", n))
 	}
-	if len(parts) == 0 {
-		return ""
-	}
-	return strings.Join(parts, " and ") + " are booked by number and not walled in"
+	return strings.Join(parts, "; ")
 }
 
 // The names under which the kernel driver registers its majors: 195 was
@@ -179,24 +184,34 @@ func migMinor(text, key string) (int, bool) {
 }
 
 // environment tells CUDA programs, and the NVIDIA container runtime, which
-// GPUs to use. Without any they see none: void is that runtime's word for it.
+// GPUs to use. Without any they see none: void is that runtime's word for it. An
+// MPS daemon serves one GPU, and its clients are to name no other: of several the
+// first is set, and a program that wants another sets both variables itself.
 func (w *wall) environment() []string {
+	all := strings.Join(w.Visible, ",")
+	if len(w.MPS) == 0 {
+		return []string{"CUDA_VISIBLE_DEVICES=" + all, "NVIDIA_VISIBLE_DEVICES=" + cmp.Or(all, "void")}
+	}
 	return []string{
-		"CUDA_VISIBLE_DEVICES=" + strings.Join(w.Visible, ","),
-		"NVIDIA_VISIBLE_DEVICES=" + cmp.Or(strings.Join(w.Visible, ","), "void"),
+		"CUDA_VISIBLE_DEVICES=" + w.MPS[0], "NVIDIA_VISIBLE_DEVICES=" + all,
+		"CUDA_MPS_PIPE_DIRECTORY=" + unit.MPSPipes(w.MPS[0]),
 	}
 }
 
 // outsider reports whether a process that holds a device of the wall keeps it
 // from being given away. Services of the system are the operator's own, such as
-// a GPU monitor; work below another reservation's slice has its own wall.
+// a GPU monitor, or ours, such as an MPS daemon with its server; work below another reservation's slice has its own wall.
 func (w *wall) outsider(h host.Holder, self int) bool {
 	if h.PID == self {
 		return false
 	}
 	if own, ok := strings.CutPrefix(h.Cgroup, "/system.slice/"); ok {
-		service, _, _ := strings.Cut(own, "/")
-		return path.Ext(service) != ".service"
+		for part := range strings.SplitSeq(own, "/") {
+			if path.Ext(part) != ".slice" { // that of a template's units, system-NAME.slice
+				return path.Ext(part) != ".service"
+			}
+		}
+		return true
 	}
 	if other, ok := strings.CutPrefix(h.Cgroup, "/bc.slice/"); ok {
 		slice, _, _ := strings.Cut(other, "/")

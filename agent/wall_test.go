@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -59,18 +60,23 @@ func migMinorsText() string {
 
 func slot(n int) *int { return &n }
 
+func noMPS(string) bool { return false }
+
+func allMPS(string) bool { return true }
+
 func TestWallOfEachKindOfBinding(t *testing.T) {
 	whole, mig := recordedGPUs(t, "dgx-h100"), recordedGPUs(t, "h100-mig")
 	for _, c := range []struct {
 		name    string
 		gpus    []wire.GPU
 		binding wire.Binding
+		mps     func(string) bool
 	}{
-		{"whole-gpus", whole, wire.Binding{
+		{name: "whole-gpus", gpus: whole, binding: wire.Binding{
 			ReservationID: "res_01jcwhole", TenantID: "acme", Kind: "hold", CPUs: "0-3,8-11,112-115", NUMANodes: "0", VCPU: 12, MemoryGiB: 256,
 			Devices: []wire.Device{{UUID: whole[3].UUID}, {UUID: whole[1].UUID}},
 		}},
-		{"mig-instances-of-two-gpus", mig, wire.Binding{
+		{name: "mig-instances-of-two-gpus", gpus: mig, binding: wire.Binding{
 			ReservationID: "res_01jcmig", TenantID: "acme", Kind: "hold", CPUs: "4", NUMANodes: "0", MemoryGiB: 16,
 			Devices: []wire.Device{
 				{UUID: mig[0].UUID, Instance: mig[0].MIG.Instances[2].UUID},
@@ -78,16 +84,26 @@ func TestWallOfEachKindOfBinding(t *testing.T) {
 				{UUID: mig[0].UUID, Instance: mig[0].MIG.Instances[0].UUID},
 			},
 		}},
-		{"slots", whole, wire.Binding{
+		{name: "slots", gpus: whole, binding: wire.Binding{
 			ReservationID: "res_01jcslot", TenantID: "uni", Kind: "hold", VCPU: 2,
 			Devices: []wire.Device{{UUID: whole[0].UUID, Slot: slot(2)}, {UUID: whole[0].UUID, Slot: slot(3)}},
 		}},
-		{"host-only", nil, wire.Binding{
-			ReservationID: "res_01jchost", TenantID: "uni", Kind: "hold", CPUs: "0-1", MemoryGiB: 4, Hugepages2Mi: 512,
+		{name: "host-only", binding: wire.Binding{
+			ReservationID: "res_01jchost", TenantID: "uni", Kind: "hold", CPUs: "0-1", MemoryGiB: 4, Hugepages2Mi: 512, Hugepages1Gi: 2,
+		}},
+		{name: "mps-slots-of-two-gpus", gpus: whole, mps: allMPS, binding: wire.Binding{
+			ReservationID: "res_01jcmps", TenantID: "uni", Kind: "hold", CPUs: "2",
+			Devices: []wire.Device{{UUID: whole[5].UUID, Slot: slot(0)}, {UUID: whole[4].UUID, Slot: slot(7)}},
+		}},
+		{name: "whole-gpu-of-an-mps-pool", gpus: whole, mps: allMPS, binding: wire.Binding{
+			ReservationID: "res_01jcwide", TenantID: "uni", Kind: "hold", Devices: []wire.Device{{UUID: whole[0].UUID}},
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			w, err := wallOf(c.binding, c.gpus, migMinorsText())
+			if c.mps == nil {
+				c.mps = noMPS
+			}
+			w, err := wallOf(c.binding, c.gpus, migMinorsText(), c.mps)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -99,8 +115,8 @@ func TestWallOfEachKindOfBinding(t *testing.T) {
 // describe prints a wall for a golden file.
 func describe(w *wall) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "slice     %s\nsays      %s\ncpus      %s\nmemory    nodes %s, %d bytes\n", w.Slice.Name, w.Slice.Description,
-		w.Slice.CPUs, w.Slice.MemoryNodes, w.Slice.MemoryMax)
+	fmt.Fprintf(&b, "slice     %s\nsays      %s\ncpus      %s\nmemory    nodes %s, %d bytes\nhugepages %d of 2Mi, %d of 1Gi\n", w.Slice.Name, w.Slice.Description,
+		w.Slice.CPUs, w.Slice.MemoryNodes, w.Slice.MemoryMax, w.Slice.Hugepages2Mi, w.Slice.Hugepages1Gi)
 	for _, n := range w.Nodes {
 		fmt.Fprintf(&b, "node      %s %v %d %#o\n", n.Path, n.Drivers, n.Minor, n.Mode)
 	}
@@ -147,7 +163,7 @@ func TestWallRefusesWhatItCannotTell(t *testing.T) {
 		{"a GPU without a minor", "res_1", migMinorsText(), "which /dev/nvidiaN", unknownMinor, wire.Device{UUID: mig[0].UUID}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			w, err := wallOf(wire.Binding{ReservationID: c.id, Devices: []wire.Device{c.device}}, c.gpus, c.minors)
+			w, err := wallOf(wire.Binding{ReservationID: c.id, Devices: []wire.Device{c.device}}, c.gpus, c.minors, noMPS)
 			if err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("got %+v, %v; want an error with %q", w, err, c.want)
 			}
@@ -164,7 +180,7 @@ func TestNoMIGWallLetsConfigThrough(t *testing.T) {
 			continue
 		}
 		for _, m := range g.MIG.Instances {
-			w, err := wallOf(wire.Binding{ReservationID: "res_1", Devices: []wire.Device{{UUID: g.UUID, Instance: m.UUID}}}, gpus, migMinorsText())
+			w, err := wallOf(wire.Binding{ReservationID: "res_1", Devices: []wire.Device{{UUID: g.UUID, Instance: m.UUID}}}, gpus, migMinorsText(), noMPS)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -184,13 +200,16 @@ func TestNoMIGWallLetsConfigThrough(t *testing.T) {
 func TestWhoMayGoOnHoldingAReleasedDevice(t *testing.T) {
 	w := wall{Slice: host.Slice{Name: "bc-res_1.slice"}}
 	for cgroup, outsider := range map[string]bool{
-		"/system.slice/nvidia-dcgm.service":                  false, // the operator's monitor
-		"/system.slice/nvidia-dcgm.service/sub":              false,
-		"/bc.slice/bc-res_2.slice/bc-run-7.scope":            false, // walled in by another reservation
-		"/bc.slice/bc-res_1.slice/bc-run-7.scope":            true,
-		"/system.slice/docker-0123.scope":                    true, // a container beside the wall
-		"/user.slice/user-1000.slice/session-2.scope":        true,
-		"/kubepods.slice/kubepods-pod1.slice/cri-0123.scope": true,
+		"/system.slice/nvidia-dcgm.service":                         false, // the operator's monitor
+		"/system.slice/nvidia-dcgm.service/sub":                     false,
+		`/system.slice/system-bc\x2dmps.slice/bc-mps@GPU-a.service`: false, // the MPS daemon and its server
+		`/system.slice/system-job.slice/job-1.scope`:                true,
+		"/system.slice/system-x.slice":                              true,
+		"/bc.slice/bc-res_2.slice/bc-run-7.scope":                   false, // walled in by another reservation
+		"/bc.slice/bc-res_1.slice/bc-run-7.scope":                   true,
+		"/system.slice/docker-0123.scope":                           true, // a container beside the wall
+		"/user.slice/user-1000.slice/session-2.scope":               true,
+		"/kubepods.slice/kubepods-pod1.slice/cri-0123.scope":        true,
 		"": true, // cgroup v1 says nothing
 	} {
 		if got := w.outsider(host.Holder{PID: 7, Cgroup: cgroup}, 1); got != outsider {
@@ -205,6 +224,8 @@ func TestWhoMayGoOnHoldingAReleasedDevice(t *testing.T) {
 func TestBindingFollowsItsWall(t *testing.T) {
 	b := []wire.Binding{{ReservationID: "res_1"}}
 	before := []wire.BindingStatus{{ReservationID: "res_1"}}
+	since := time.Date(2026, 11, 29, 20, 0, 0, 0, time.UTC)
+	holders := []wire.Holder{{PID: 7, Command: "sleep", User: "alice", Device: "/dev/nvidia0"}}
 	states := func(s wallState) wallReport { return wallReport{states: map[string]wallState{"res_1": s}} }
 	for _, c := range []struct {
 		name   string
@@ -220,7 +241,11 @@ func TestBindingFollowsItsWall(t *testing.T) {
 		{"a part is not in force", states(wallState{lacks: "no cpuset", note: "huge pages"}), b, nil, []wire.BindingStatus{{ReservationID: "res_1", Unenforced: true, Note: "no cpuset"}}},
 		{"a part has no limit", states(wallState{note: "huge pages"}), b, nil, []wire.BindingStatus{{ReservationID: "res_1", Note: "huge pages"}}},
 		{"not up", states(wallState{failed: "no node"}), b, before, []wire.BindingStatus{{ReservationID: "res_1", Failed: "no node"}}},
-		{"coming down", states(wallState{ending: true, held: "sleep (pid 7)"}), nil, before, []wire.BindingStatus{{ReservationID: "res_1", Ending: true, Note: "sleep (pid 7)"}}},
+		{"coming down", states(wallState{ending: true, since: since}), nil, before, []wire.BindingStatus{{ReservationID: "res_1", Ending: true, EndingSince: since}}},
+		{
+			"held", states(wallState{ending: true, since: since, held: "/dev/nvidia0 is held by sleep", by: holders}), nil, before,
+			[]wire.BindingStatus{{ReservationID: "res_1", Ending: true, EndingSince: since, Note: "/dev/nvidia0 is held by sleep", Holders: holders}},
+		},
 		{"gone", wallReport{}, nil, before, []wire.BindingStatus{}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -245,7 +270,7 @@ func TestNoWallsOnCgroupV1(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := newWalls(root, slog.New(slog.DiscardHandler))
+	w := newWalls(root, host.OpenLedger(t.TempDir()), slog.New(slog.DiscardHandler))
 	w.want([]wire.Binding{{ReservationID: "res_1"}}, nil)
 	w.round(t.Context())
 	got := confirm([]wire.Binding{{ReservationID: "res_1"}}, &wire.Inventory{}, nil, w.state())

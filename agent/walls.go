@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/bettercompute/bc/agent/host"
+	"github.com/bettercompute/bc/agent/unit"
 	"github.com/bettercompute/bc/agent/wire"
 )
 
@@ -29,6 +30,8 @@ import (
 type walls struct {
 	machine *host.Machine
 	slices  *host.Slices
+	ledger  *host.Ledger // where the fence is noted
+	fenced  fenceTry
 	log     *slog.Logger
 	grace   time.Duration // between SIGTERM and SIGKILL
 
@@ -40,6 +43,7 @@ type walls struct {
 	asked  int  // how often something else was wanted
 	wanted []wire.Binding
 	gpus   []wire.GPU
+	mps    bool // slots are to be served by MPS daemons
 	report wallReport
 }
 
@@ -58,7 +62,9 @@ type wallState struct {
 	lacks  string // what of it this machine does not enforce
 	note   string
 	ending bool
-	held   string // what keeps it from ending
+	since  time.Time     // of the ending
+	held   string        // what keeps it from ending
+	by     []wire.Holder // who it is
 }
 
 const (
@@ -76,9 +82,9 @@ const (
 	ownSlices = "bc-res_*.slice"
 )
 
-func newWalls(root *host.Root, log *slog.Logger) *walls {
+func newWalls(root *host.Root, ledger *host.Ledger, log *slog.Logger) *walls {
 	return &walls{
-		machine: host.NewMachine(root), slices: &host.Slices{}, log: log, grace: stopGrace,
+		machine: host.NewMachine(root), slices: &host.Slices{}, ledger: ledger, log: log, grace: stopGrace,
 		poke: make(chan struct{}, 1), changed: make(chan struct{}, 1),
 	}
 }
@@ -91,6 +97,20 @@ func (w *walls) want(bindings []wire.Binding, gpus []wire.GPU) {
 		w.asked++
 	}
 	w.known, w.wanted, w.gpus = true, slices.Clone(bindings), slices.Clone(gpus)
+	w.mu.Unlock()
+	if !same {
+		signal(w.poke)
+	}
+}
+
+// serve says whether slots are served by MPS daemons.
+func (w *walls) serve(mps bool) {
+	w.mu.Lock()
+	same := w.mps == mps
+	if !same {
+		w.asked++
+	}
+	w.mps = mps
 	w.mu.Unlock()
 	if !same {
 		signal(w.poke)
@@ -143,6 +163,7 @@ func (w *walls) round(ctx context.Context) time.Duration {
 			next.asked = 0
 		}
 		w.raiseAll(ctx, wanted, gpus, next.states)
+		w.noteFence(next.states, w.fence(ctx))
 	}
 	if ctx.Err() != nil {
 		return wallsEvery // what was cut short is no finding
@@ -172,7 +193,7 @@ func (w *walls) tell(next wallReport) {
 		w.log.Warn("reservations are booked and not walled in on this machine", "why", next.refusal)
 	}
 	for id, s := range next.states {
-		if b, was := before.states[id]; !was || b != s {
+		if b, was := before.states[id]; !was || b.String() != s.String() {
 			w.log.Info("wall", "reservation", id, "state", s.String())
 		}
 	}
@@ -199,23 +220,73 @@ func (w *walls) raiseAll(ctx context.Context, wanted []wire.Binding, gpus []wire
 	minors, _ := w.machine.String(migMinorsFile) // without it an instance's nodes cannot be told
 	taken := w.stillTaken(states)
 	for _, b := range wanted {
-		made, err := wallOf(b, gpus, minors)
-		if err == nil {
-			for _, atom := range made.Atoms {
-				if why := taken[atom]; why != "" {
-					err = fmt.Errorf("%s is not free yet: %s", atom, why)
-				}
+		states[b.ReservationID] = w.raiseOne(ctx, b, gpus, minors, taken)
+	}
+}
+
+func (w *walls) raiseOne(ctx context.Context, b wire.Binding, gpus []wire.GPU, minors string, taken map[string]string) wallState {
+	made, err := w.wallFor(b, gpus, minors)
+	for _, atom := range made.Atoms {
+		if why := taken[atom]; why != "" && err == nil {
+			err = fmt.Errorf("%s is not free yet: %s", atom, why)
+		}
+	}
+	var lacks []string
+	if err == nil {
+		lacks, err = w.raise(ctx, made)
+	}
+	if err != nil {
+		return wallState{failed: err.Error()}
+	}
+	return wallState{lacks: strings.Join(lacks, "; "), note: made.Note}
+}
+
+// wallFor is the wall of a binding on this machine as it is. A GPU that an MPS
+// daemon serves is closed to all but its clients. One that is to have a daemon and
+// has none yet keeps a new wall waiting, while an older one stays as it was.
+func (w *walls) wallFor(b wire.Binding, gpus []wire.GPU, minors string) (wall, error) {
+	w.mu.Lock()
+	wanted := w.mps
+	w.mu.Unlock()
+	before, there := w.record(b.ReservationID)
+	there = there && before.EndingSince.IsZero()
+	var waits, stopped string
+	made, err := wallOf(b, gpus, minors, func(uuid string) bool {
+		switch was := slices.Contains(before.MPS, uuid); {
+		case w.machine.Exists(unit.MPSPipes(uuid) + "/control"):
+			return true
+		case there:
+			if was {
+				stopped = uuid
 			}
+			return was
+		case wanted:
+			waits = uuid
 		}
-		var lacks []string
-		if err == nil {
-			lacks, err = w.raise(ctx, made)
+		return wanted
+	})
+	if err == nil && waits != "" {
+		err = fmt.Errorf("the MPS daemon of %s is not up yet; systemctl status 'bc-mps@%s.service' says how it is", waits, waits)
+	}
+	if stopped != "" {
+		made.Note = join(made.Note, "the MPS daemon of "+stopped+" does not run")
+	}
+	return made, err
+}
+
+func join(a, b string) string { return strings.Trim(a+"; "+b, "; ") }
+
+// noteFence says of the bindings with CPUs why the host's own work is not kept off
+// them.
+func (w *walls) noteFence(states map[string]wallState, why string) {
+	if why == "" {
+		return
+	}
+	for id, s := range states {
+		if r, found := w.record(id); found && r.Slice.CPUs != "" && s.failed == "" && !s.ending {
+			s.note = join(s.note, why)
+			states[id] = s
 		}
-		if err != nil {
-			states[b.ReservationID] = wallState{failed: err.Error()}
-			continue
-		}
-		states[b.ReservationID] = wallState{lacks: strings.Join(lacks, "; "), note: made.Note}
 	}
 }
 
@@ -278,12 +349,14 @@ func (w *walls) endOthers(ctx context.Context, wanted []wire.Binding, states map
 		if slices.ContainsFunc(wanted, func(b wire.Binding) bool { return b.ReservationID == id }) {
 			continue
 		}
-		held, gone, err := w.end(ctx, id, slices.Contains(live, sliceName(id)))
+		state, gone, err := w.end(ctx, id, slices.Contains(live, sliceName(id)))
 		if err != nil {
-			held = err.Error()
+			state.held = err.Error()
 		}
 		if !gone || err != nil {
-			states[id] = wallState{ending: true, held: held}
+			r, _ := w.record(id)
+			state.ending, state.since = true, r.EndingSince
+			states[id] = state
 		}
 	}
 	return nil
@@ -291,73 +364,78 @@ func (w *walls) endOthers(ctx context.Context, wanted []wire.Binding, states map
 
 // end goes one step in taking a wall down: nothing more can be started behind
 // it, its programs are asked to end and then killed, and it is gone when none is
-// left and nobody holds its devices. It answers what keeps it.
-func (w *walls) end(ctx context.Context, id string, live bool) (held string, gone bool, err error) {
+// left and nobody holds its devices. It answers what keeps it, and who.
+func (w *walls) end(ctx context.Context, id string, live bool) (s wallState, gone bool, err error) {
 	r, _ := w.record(id)
 	now := time.Now()
 	if r.EndingSince.IsZero() {
 		if err := w.machine.RemoveFile(cdiFile(id)); err != nil {
-			return "", false, err
+			return s, false, err
 		}
-		r.Reservation, r.Slice.Name, r.EndingSince = id, sliceName(id), now
+		r.Reservation, r.Slice.Name, r.EndingSince = id, sliceName(id), now.UTC().Truncate(time.Millisecond)
 		if err := w.keep(r); err != nil {
-			return "", false, err
+			return s, false, err
 		}
 	}
 	if live {
 		if err := w.slices.Stop(ctx, r.Slice.Name); err != nil {
-			return "", false, err
+			return s, false, err
 		}
 	}
 	populated, err := w.slices.Populated(r.Slice.Name)
 	if err != nil {
-		return "", false, err
+		return s, false, err
 	}
 	if populated {
 		if now.Sub(r.EndingSince) < w.grace {
-			return "", false, nil
+			return s, false, nil
 		}
-		return "its programs do not end, although they were killed", false, w.slices.Kill(r.Slice.Name)
+		s.by, _ = told(w.slices.Processes(r.Slice.Name, maxHolders))
+		s.held = "its programs do not end, although they were killed"
+		return s, false, w.slices.Kill(r.Slice.Name)
 	}
-	if held, err := w.heldBy(ctx, &r.wall); err != nil || held != "" {
-		return held, false, err
+	holders, err := w.heldBy(ctx, &r.wall)
+	if err != nil || len(holders) > 0 {
+		s.by, s.held = told(holders)
+		return s, false, err
 	}
 	if live {
-		return "", false, nil // systemd has still to take note of its end
+		return s, false, nil // systemd has still to take note of its end
 	}
 	if err := w.slices.Forget(r.Slice.Name); err != nil {
-		return "", false, err
+		return s, false, err
 	}
 	if err := w.machine.RemoveFile(recordFile(id)); err != nil {
-		return "", false, err
+		return s, false, err
 	}
 	w.log.Info("wall", "reservation", id, "state", "gone")
-	return "", true, nil
+	return s, true, nil
 }
 
 // maxHolders bounds how many holders a report names.
 const maxHolders = 3
 
-// heldBy names the processes outside that hold the wall's devices. Whose work is
+// heldBy lists the processes outside that hold the wall's devices. Whose work is
 // run by a cluster or a hypervisor is ended by that.
-func (w *walls) heldBy(ctx context.Context, wl *wall) (string, error) {
-	if wl.Kind != "" && wl.Kind != "hold" {
-		return "", nil
+func (w *walls) heldBy(ctx context.Context, wl *wall) ([]host.Holder, error) {
+	if !wl.here() {
+		return nil, nil
 	}
 	holders, err := host.Holders(ctx, wl.exclusiveNodes())
-	if err != nil {
-		return "", err
-	}
+	return slices.DeleteFunc(holders, func(h host.Holder) bool { return !wl.outsider(h, os.Getpid()) }), err
+}
+
+// told are holders as a report has them, and in words.
+func told(holders []host.Holder) (list []wire.Holder, words string) {
 	var names []string
-	for _, h := range holders {
-		if wl.outsider(h, os.Getpid()) {
-			names = append(names, h.String())
-		}
+	for _, h := range holders[:min(len(holders), maxHolders)] {
+		list = append(list, wire.Holder{PID: h.PID, Command: h.Command, User: h.User, Device: h.Path})
+		names = append(names, h.String())
 	}
-	if len(names) > maxHolders {
-		names = append(names[:maxHolders], fmt.Sprintf("%d more", len(names)-maxHolders))
+	if more := len(holders) - len(list); more > 0 {
+		names = append(names, fmt.Sprintf("%d more", more))
 	}
-	return strings.Join(names, ", "), nil
+	return list, strings.Join(names, ", ")
 }
 
 // record is what is known of a wall over restarts of the agent.

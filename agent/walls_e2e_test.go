@@ -74,7 +74,8 @@ func TestWallsUnderSystemd(t *testing.T) {
 // inside is a machine with walls that run as an agent's do.
 type inside struct {
 	*walls
-	stop func()
+	ledger *host.Ledger
+	stop   func()
 }
 
 func newInside(t *testing.T) *inside {
@@ -87,11 +88,15 @@ func newInside(t *testing.T) *inside {
 			t.Fatal(name, err)
 		}
 	}
-	in := &inside{}
+	return raised(t)
+}
+
+func raised(t *testing.T) *inside {
+	in := &inside{ledger: host.OpenLedger(t.TempDir())}
 	in.start(t)
 	t.Cleanup(func() {
 		in.want(nil, nil)
-		in.await(t, "everything torn down", func(r wallReport) bool { return len(r.states) == 0 })
+		in.await(t, "everything torn down", func(r wallReport) bool { return len(r.states) == 0 && r.current })
 		in.stop()
 	})
 	return in
@@ -103,7 +108,7 @@ func (in *inside) start(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	in.walls = newWalls(root, slog.New(slog.DiscardHandler))
+	in.walls = newWalls(root, in.ledger, slog.New(slog.DiscardHandler))
 	in.grace = time.Second
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
@@ -125,7 +130,7 @@ func (in *inside) await(t *testing.T, what string, ok func(wallReport) bool) {
 }
 
 func isUp(id string) func(wallReport) bool {
-	return func(r wallReport) bool { return r.states[id] == wallState{} && has(r, id) }
+	return func(r wallReport) bool { return has(r, id) && r.states[id].String() == "up" }
 }
 
 func has(r wallReport, id string) bool { _, ok := r.states[id]; return ok }

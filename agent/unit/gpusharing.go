@@ -37,6 +37,10 @@ const (
 // mpsService is the systemd unit of a GPU's daemon, bc-mps@.service.
 func mpsService(uuid string) string { return "bc-mps@" + uuid + ".service" }
 
+// MPSPipes is the folder in which a GPU's daemon is reached, for its clients'
+// CUDA_MPS_PIPE_DIRECTORY. It is there while the daemon's unit runs.
+func MPSPipes(uuid string) string { return "/run/better-compute-mps/" + uuid }
+
 // mpsSettings is where the daemon's unit reads what each client may take.
 func mpsSettings(uuid string) string { return mpsDir + uuid + ".env" }
 

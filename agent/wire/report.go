@@ -32,6 +32,11 @@ type Welcome struct {
 	Reason           string `json:"reason,omitempty"`
 }
 
+// ReasonNodeRemoved is the reason of a refusal, NOT_FOUND, of the credential of a
+// node that was removed. It alone says so: a credential that is not known may be
+// that of a control plane brought back from a backup.
+const ReasonNodeRemoved = "NodeRemoved"
+
 // InventoryReport carries the whole inventory, sent when it changes.
 type InventoryReport struct {
 	NodeID    string    `json:"nodeId"`

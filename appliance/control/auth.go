@@ -5,6 +5,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/bettercompute/bc/agent/wire"
 	"github.com/bettercompute/bc/appliance"
 	"github.com/bettercompute/bc/appliance/iam"
 	"github.com/bettercompute/bc/appliance/store"
@@ -32,6 +33,7 @@ func (c *Control) Authenticate(ctx context.Context, bearer string) (appliance.Ca
 		if who, ok := c.nodeCaller(hash); ok {
 			return who, nil
 		}
+		return appliance.Caller{}, c.strangeNode(ctx, hash)
 	case iam.SessionSecret:
 		if who, ok, err := c.sessionCaller(ctx, hash); ok || err != nil {
 			return who, err
@@ -47,7 +49,28 @@ func (c *Control) Authenticate(ctx context.Context, bearer string) (appliance.Ca
 			return appliance.Caller{Kind: appliance.CallerKey, ID: k.ID, Tenant: k.TenantID, Role: k.Role}, nil
 		}
 	}
-	return appliance.Caller{}, appliance.Refuse(appliance.Unauthenticated, "", "the credential is not known, has expired or was revoked")
+	return appliance.Caller{}, notKnown()
+}
+
+func notKnown() error {
+	return appliance.Refuse(appliance.Unauthenticated, "", "the credential is not known, has expired or was revoked")
+}
+
+// strangeNode tells the agent of a node that was removed that it was, so that it
+// puts its machine back, and no one else anything.
+func (c *Control) strangeNode(ctx context.Context, hash string) error {
+	var rec store.NodeRecord
+	err := c.Store.Read(ctx, func(tx *store.Tx) (err error) {
+		rec, err = tx.RemovedNode(hash)
+		return err
+	})
+	switch {
+	case isNotFound(err):
+		return notKnown()
+	case err != nil:
+		return err
+	}
+	return appliance.Refuse(appliance.NotFound, "", "node %s was removed", rec.Hostname).WithReason(wire.ReasonNodeRemoved)
 }
 
 func (r *keyring) find(ctx context.Context, s *store.Store, hash string) (k appliance.Key, err error) {
