@@ -2,6 +2,7 @@ package unit
 
 import (
 	"fmt"
+	"maps"
 	"path"
 	"slices"
 	"strconv"
@@ -219,8 +220,37 @@ func (hugepages) Remove(s Scene) []Step {
 	return append(undoPools(s, func(string) bool { return false }), planArguments(s, string(wire.UnitHugepages), nil).steps...)
 }
 
+// withBooted are the noted values, with the pages that the arguments of the unit
+// brought at a boot since counted as the unit's.
+func withBooted(s Scene) map[string]host.Value {
+	values := maps.Clone(s.Prior.Values)
+	for name, v := range values {
+		now, ok := s.Machine.Setting(name)
+		if ok && v.BootID != s.BootID && broughtBy(s.Arguments[string(wire.UnitHugepages)].Lasting(), name, now) {
+			v.Got, v.Known = now, true
+			values[name] = v
+		}
+	}
+	return values
+}
+
+// broughtBy reports whether arguments ask for just so many pages in a pool.
+func broughtBy(tokens []string, name, pages string) bool {
+	for _, t := range tokens {
+		list, _ := strings.CutPrefix(t, "hugepages=")
+		for part := range strings.SplitSeq(list, ",") {
+			node, n, named := strings.Cut(part, ":")
+			if named && n == pages && strings.HasPrefix(name, nodesDir+"/node"+node+"/") || part == pages && strings.HasPrefix(name, poolsDir) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
 // undoPools is undoKernel for pools, which shrink no further than their use.
 func undoPools(s Scene, keep func(string) bool) []Step {
+	s.Prior.Values = withBooted(s)
 	var steps []Step
 	for _, step := range undoKernel(s, keep) {
 		r, ok := step.Change.(host.Restore)

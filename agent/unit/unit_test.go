@@ -258,3 +258,27 @@ func TestPoolIsShortOfFreeMemoryInOnePiece(t *testing.T) {
 		t.Errorf("once it is in one piece: %+v", s)
 	}
 }
+
+// A node that was too full gets its pages by the boot. They go when the policy
+// does, at once, and someone else's stay.
+func TestPagesOfABootGoWithThePolicy(t *testing.T) {
+	const node0, node1 = "/sys/devices/system/node/node0/hugepages/hugepages-1048576kB", "/sys/devices/system/node/node1/hugepages/hugepages-1048576kB"
+	b := newBench(t, "debian-amd")
+	b.Fragment(node0, 3)
+	b.Fragment(node1, 3)
+	want := units(t, `{"hugepages":{"sizeKiB":1048576,"count":8,"perNuma":true}}`)
+	if s := one(t, b.sync(want)); s.State != wire.PendingReboot {
+		t.Fatalf("%+v", s)
+	}
+	b.Reboot()
+	if s := one(t, b.sync(want)); s.State != wire.InSync {
+		t.Fatalf("after the boot: %+v", s)
+	}
+	b.Put(node1+"/nr_hugepages", "9")
+	b.sync(wire.Units{})
+	for dir, want := range map[string]int64{node0: 0, node1: 9} {
+		if n, _ := b.Int(dir + "/nr_hugepages"); n != want {
+			t.Errorf("%s has %d pages, want %d", dir, n, want)
+		}
+	}
+}
