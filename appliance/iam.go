@@ -1,7 +1,6 @@
 package appliance
 
 import (
-	"regexp"
 	"slices"
 	"strings"
 	"unicode/utf8"
@@ -220,7 +219,7 @@ const (
 	MaxPolicyText = 16 << 10
 )
 
-var userName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._+@-]{0,99}$`)
+var userName = textLike(100, `^[A-Za-z0-9][A-Za-z0-9._+@-]*$`)
 
 // Validate refuses what no key may be.
 func (in CreateKey) Validate() error {

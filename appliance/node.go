@@ -1,8 +1,6 @@
 package appliance
 
 import (
-	"regexp"
-
 	"github.com/bettercompute/bc/agent/wire"
 )
 
@@ -142,7 +140,7 @@ type LabelNode struct {
 	Labels   map[string]string `json:"labels"`
 }
 
-var attributeKey = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9._/-]{0,62}$`)
+var attributeKey = textLike(63, `^[A-Za-z][A-Za-z0-9._/-]*$`)
 
 // IsAttributeKey tells whether s can be an attribute's or label's name.
 func IsAttributeKey(s string) bool { return attributeKey.MatchString(s) }

@@ -3,7 +3,6 @@ package appliance
 import (
 	"bytes"
 	"encoding/json"
-	"regexp"
 )
 
 // Class is what a pool's machines are for. It sets the role that joining
@@ -165,7 +164,7 @@ type UpdatePool struct {
 	ExpectedVersion *int       `json:"expectedVersion,omitempty" doc:"Refused with CONFLICT if the pool has another version." minimum:"1"`
 }
 
-var gpuModel = regexp.MustCompile(`^[A-Za-z0-9-]{1,32}$`)
+var gpuModel = textLike(32, `^[A-Za-z0-9-]+$`)
 
 // Normalise fills in the defaults of the sharing mode, agent and owner quota.
 func (in *CreatePool) Normalise() {

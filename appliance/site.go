@@ -1,7 +1,5 @@
 package appliance
 
-import "regexp"
-
 // SiteKind is whose machines stand at a site.
 type SiteKind string
 
@@ -37,7 +35,7 @@ type SiteRef struct {
 	SiteID   string `json:"siteId"`
 }
 
-var label = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$`)
+var label = textLike(63, `^[A-Za-z0-9][A-Za-z0-9._-]*$`)
 
 // IsLabel tells whether s can be a site's name or region: 1 to 63 letters,
 // digits, dots, underscores and hyphens, starting with a letter or digit.

@@ -1,7 +1,5 @@
 package appliance
 
-import "regexp"
-
 // Root is the tenant above all others: the platform.
 const Root = "root"
 
@@ -39,7 +37,7 @@ type TenantRef struct {
 	ID       string `json:"id" doc:"The tenant." example:"acme"`
 }
 
-var tenantID = regexp.MustCompile(`^[a-z][a-z0-9-]{0,62}$`)
+var tenantID = textLike(63, `^[a-z][a-z0-9-]*$`)
 
 // IsTenantID tells whether id is a tenant's slug.
 func IsTenantID(id string) bool { return tenantID.MatchString(id) }

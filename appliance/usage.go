@@ -1,7 +1,6 @@
 package appliance
 
 import (
-	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -97,7 +96,7 @@ func GPUMeter(model, resource, profile string) string {
 	return m + ".hours"
 }
 
-var meter = regexp.MustCompile(`^(gpu\.[a-z0-9-]{1,32}(\.slot|\.mig\.[0-9a-z.+-]{1,40})?\.hours|vcpu\.hours|memory\.gib-hours)$`)
+var meter = textLike(128, `^(gpu\.[a-z0-9-]{1,32}(\.slot|\.mig\.[0-9a-z.+-]{1,40})?\.hours|vcpu\.hours|memory\.gib-hours)$`)
 
 // Rate turns usage of a tenant's pools into cost.
 type Rate struct {

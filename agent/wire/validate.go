@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 )
 
 // UnitError is why a unit cannot be what it is asked to be, on any machine.
@@ -89,9 +90,9 @@ const (
 )
 
 var (
-	moduleName  = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_-]{0,63}$`)
-	optionKey   = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}$`)
-	optionValue = regexp.MustCompile(`^[A-Za-z0-9_.,:=+@%*-]{1,256}$`)
+	moduleName  = textLike(64, `^[A-Za-z0-9_][A-Za-z0-9_-]*$`)
+	optionKey   = textLike(64, `^[A-Za-z0-9_][A-Za-z0-9_.-]*$`)
+	optionValue = textLike(256, `^[A-Za-z0-9_.,:=+@%*-]+$`)
 )
 
 // Validate refuses names that no module has, and options that modprobe could
@@ -252,12 +253,12 @@ func (m *MIGLayout) Validate() error {
 }
 
 var (
-	caHash     = regexp.MustCompile(`^sha256:[0-9A-Fa-f]{64}$`)
-	k8sVersion = regexp.MustCompile(`^v?1\.[0-9]{1,3}(\.[0-9]{1,3})?$`)
-	k8sName    = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$`)
-	k8sPrefix  = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$`)
-	hostName   = regexp.MustCompile(`^[A-Za-z0-9_.:-]{1,253}$`)
-	reference  = regexp.MustCompile(`^[!-~]{1,256}$`)
+	caHash     = textLike(71, `^sha256:[0-9A-Fa-f]{64}$`)
+	k8sVersion = textLike(9, `^v?1\.[0-9]{1,3}(\.[0-9]{1,3})?$`)
+	k8sName    = textLike(63, `^[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?$`)
+	k8sPrefix  = textLike(253, `^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$`)
+	hostName   = textLike(253, `^[A-Za-z0-9_.:-]+$`)
+	reference  = textLike(256, `^[!-~]+$`)
 )
 
 var taintEffects = []string{"NoSchedule", "PreferNoSchedule", "NoExecute"}
@@ -461,3 +462,19 @@ func ParseDriverVersion(s string) ([]int, error) {
 	}
 	return version, nil
 }
+
+// pattern is a regular expression with the most bytes that it matches. It is
+// compiled when it is first needed, and the length is no part of it: each of
+// {1,256} would be a state of the program, which is most of what starting one
+// of ours cost.
+type pattern struct {
+	most int
+	re   func() *regexp.Regexp
+}
+
+func textLike(most int, expr string) pattern {
+	return pattern{most, sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(expr) })}
+}
+
+// MatchString tells whether s is what the pattern says.
+func (p pattern) MatchString(s string) bool { return len(s) <= p.most && p.re().MatchString(s) }
