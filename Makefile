@@ -50,8 +50,8 @@ fuzz: ## fuzz every decoder, FUZZTIME (60s) each
 package: ## build dist/*.deb and dist/*.rpm
 	VERSION=$(VERSION) GO=$(GO) packaging/build
 
-e2e: package ## install the packages on a Debian with real systemd (root, systemd-nspawn, mmdebstrap)
-	$(GO) test -tags e2e -count=1 -timeout 60m ./packaging/...
+e2e: package ## install the packages on real Debians: containers and a virtual machine (root; docs/e2e.md)
+	$(GO) test -tags e2e -count=1 -v -timeout 90m ./packaging/...
 	$(GO) test -tags e2e -count=1 -timeout 10m -run UnderSystemd ./agent ./agent/unit ./cmd/bc
 
 bench: build ## measure against the bars of docs/performance.md and print a table (minutes)

@@ -26,7 +26,7 @@ func TestMachineIsHeldToItsPolicy(t *testing.T) {
 	m.servicesRun()
 	m.note("install", "%s; in %s", m.sh("bc version"), since(began))
 
-	// An agent that is not told to manage the host says what it would do.
+	// As the unit itself says: the lines after its systemctl edit.
 	m.sh(`mkdir -p /etc/systemd/system/bcd.service.d
 		systemctl cat bcd | sed -n 's/^#   //p' | sed '/^ExecStart=./s|$| --nvml-library /usr/local/lib/nvml/libnvidia-ml.so.1|' >/etc/systemd/system/bcd.service.d/override.conf
 		systemctl daemon-reload; systemctl restart bcd`)
