@@ -62,6 +62,10 @@ func Collect(root *host.Root, gpus GPUs) wire.Inventory {
 	inv.Disks = collectDisks(root)
 	inv.NICs = collectNICs(root)
 	noteGPUs(&inv, note)
+	// As long as cgroups of version 1 are mounted, slices wall nothing in.
+	if root.Exists("/sys/fs/cgroup") && !root.Exists("/sys/fs/cgroup/cgroup.controllers") {
+		note("Reservations are booked and not walled in here: /sys/fs/cgroup is not cgroup v2 alone; boot with systemd.unified_cgroup_hierarchy=1")
+	}
 	return inv
 }
 
