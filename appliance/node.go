@@ -99,6 +99,7 @@ type Device struct {
 	HealthReason string          `json:"healthReason,omitempty"`
 	Atoms        int             `json:"atoms" doc:"How many bookable atoms it yields when healthy."`
 	Bookings     []string        `json:"bookings,omitempty" doc:"Reservations that hold atoms of it."`
+	Releasing    int             `json:"releasing,omitempty" doc:"How many of its atoms ended reservations still keep."`
 }
 
 // ResourceRow is one counted resource of a node. The placer reads the ratio
@@ -118,6 +119,39 @@ type Unit struct {
 	Wanted string         `json:"wanted,omitempty"`
 	Got    string         `json:"got,omitempty"`
 	Since  Time           `json:"since"`
+}
+
+// RolloutState is how far a node is with a change of its pool's policy that
+// disrupts.
+type RolloutState string
+
+// A node waits until the pool's disruption budget has room for it, and changes
+// until its units have come to rest. Without a rollout it has the whole policy.
+const (
+	RolloutWaiting  RolloutState = "waiting"
+	RolloutChanging RolloutState = "changing"
+)
+
+// Rollout is what a change of its pool's policy that disrupts does to a node.
+type Rollout struct {
+	State   RolloutState    `json:"state" enum:"waiting,changing"`
+	Since   Time            `json:"since"`
+	Kinds   []wire.UnitKind `json:"units" doc:"The units whose change disrupts."`
+	Reasons []string        `json:"reasons" doc:"What changes, and what that needs."`
+	Message string          `json:"message,omitempty" doc:"What a changing node still waits for."`
+
+	// Generation is that of the NodeSpec with the change, 0 while it waits.
+	Generation int64 `json:"generation,omitempty"`
+	// Applied says that the node has compared its units with that NodeSpec.
+	Applied bool `json:"applied,omitempty"`
+}
+
+// Releasing is what an ended reservation still keeps of a node: it is given to
+// nobody until the node has said that nobody holds it any more.
+type Releasing struct {
+	ReservationID string   `json:"reservationId"`
+	Atoms         []string `json:"atoms"`
+	Message       string   `json:"message,omitempty" doc:"Who still holds it, as the node says."`
 }
 
 // ListNodes is the input of nodes.list.

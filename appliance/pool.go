@@ -82,6 +82,8 @@ type Pool struct {
 	Quotas            []Quota   `json:"quotas" doc:"The asking tenant's own quota rows."`
 	CreatedAt         Time      `json:"createdAt"`
 
+	Rollout *PoolRollout `json:"rollout,omitempty" doc:"To the owner, in pools.get, while a node has not all of the policy."`
+
 	Region string `json:"-"` // of the site, for policies
 }
 
@@ -270,6 +272,27 @@ type Capacity struct {
 	Largest   map[string]int    `json:"largest" doc:"By resource, the most that one node can take now."`
 	Devices   DeviceCount       `json:"devices"`
 	Free      FreeCount         `json:"free"`
+}
+
+// PoolRollout sums up how far the nodes of a pool are with a policy that
+// disrupts them.
+type PoolRollout struct {
+	Message       string        `json:"message" doc:"One sentence."`
+	Version       int           `json:"version" doc:"Of the pool."`
+	Nodes         int           `json:"nodes"`
+	Current       int           `json:"current" doc:"Nodes that have all of the policy and are at rest."`
+	AtOnce        int           `json:"atOnce" doc:"How many disruptionBudget lets be disrupted at once."`
+	ChangingCount int           `json:"changingCount"`
+	WaitingCount  int           `json:"waitingCount"`
+	Changing      []RolloutNode `json:"changing" doc:"Nodes that have their turn, at most 20: until their units have come to rest, or for ever if one failed."`
+	Waiting       []RolloutNode `json:"waiting" doc:"Nodes that come next, in their order, at most 20."`
+}
+
+// RolloutNode is one node of a rollout.
+type RolloutNode struct {
+	NodeID   string `json:"nodeId"`
+	Hostname string `json:"hostname"`
+	Message  string `json:"message" doc:"What it waits for, or what is to change."`
 }
 
 // NodeCount counts a pool's nodes.

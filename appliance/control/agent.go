@@ -205,7 +205,7 @@ func (c *Control) ReportInventory(ctx context.Context, who appliance.Caller, r w
 	}
 	err := c.Store.Write(ctx, func(tx *store.Tx) error {
 		rec, err := tx.Node(who.ID)
-		if err != nil {
+		if err != nil || rec.RemovedAt != nil {
 			return err
 		}
 		return c.takeInventory(tx, trail{who: who, policies: "nodes-report"}, c.mem.pool(rec.PoolID), rec, r.Inventory, r.Hash)
@@ -274,6 +274,9 @@ func (c *Control) takeReport(tx *store.Tx, who appliance.Caller, h wire.Heartbea
 	if err != nil {
 		return err
 	}
+	if rec.RemovedAt != nil { // since the heartbeat came in
+		return nil
+	}
 	tr, p, at := trail{who: who, policies: "nodes-report"}, c.mem.pool(rec.PoolID), c.now()
 	rec.Conditions = setCondition(rec.Conditions, appliance.Condition{Type: appliance.ConditionReachable, Status: true}, at)
 	for _, u := range h.Units {
@@ -289,11 +292,18 @@ func (c *Control) takeReport(tx *store.Tx, who appliance.Caller, h wire.Heartbea
 			rec.Checks[i] = r
 		}
 	}
+	c.tookUp(&rec, h.Applied)
+	if h.Bindings != nil {
+		rec.Walled = h.Walls != nil && h.Walls.Enforced
+	}
 	if _, err := c.resettle(tx, tr, rec); err != nil {
 		return err
 	}
 	if h.Bindings == nil {
 		return nil
+	}
+	if err := c.takeWalls(tx, p, rec, h); err != nil {
+		return err
 	}
 	return c.confirm(tx, tr, rec, *h.Bindings)
 }
@@ -334,7 +344,14 @@ func (c *Control) Spec(ctx context.Context, who appliance.Caller, nodeID string,
 	if generation <= after {
 		return spec, false, wait, nil
 	}
+	var reboot *store.Reboot
 	err = c.Store.Read(ctx, func(tx *store.Tx) error {
+		// Memory may be a commit ahead of what is read here, and a generation must
+		// never be answered with what was wanted before it.
+		l, err := tx.Ledger(nodeID)
+		if err != nil {
+			return err
+		}
 		rec, err := tx.Node(nodeID)
 		if err != nil {
 			return err
@@ -346,26 +363,24 @@ func (c *Control) Spec(ctx context.Context, who appliance.Caller, nodeID string,
 	if err != nil {
 		return spec, false, nil, err
 	}
+	if generation <= after {
+		return spec, false, wait, nil
+	}
 	c.mem.mu.RLock()
 	defer c.mem.mu.RUnlock()
-	var reboot *store.Reboot
-	n := c.mem.nodes[nodeID]
-		// Memory may be a commit ahead of what is read here, and a generation must
-		// never be answered with what was wanted before it.
-		l, err := tx.Ledger(nodeID)
-		if err != nil {
-			return err
-		}
-	if n == nil { // removed since
+	if c.mem.nodes[nodeID] == nil { // removed since
 		return spec, false, nil, appliance.NoSuch("node")
 	}
 	spec.Version, spec.Generation = wire.Version, generation
 	spec.Bindings = c.mem.bindings(nodeID)
+	if want := spec.Units.MIGLayout; want != nil {
+		layout := *want
+		layout.Hold = c.mem.index.KeptGPUs(nodeID)
+		spec.Units.MIGLayout = &layout
+	}
+	spec.Reboot = wantedReboot(reboot, len(spec.Bindings))
 	return spec, true, wait, nil
 }
-	if generation <= after {
-		return spec, false, wait, nil
-	}
 
 // generation is that of a node's NodeSpec.
 func (m *memory) generation(nodeID string) (int64, bool) {
@@ -373,12 +388,6 @@ func (m *memory) generation(nodeID string) (int64, bool) {
 	defer m.mu.RUnlock()
 	n := m.nodes[nodeID]
 	if n == nil {
-	if want := spec.Units.MIGLayout; want != nil {
-		layout := *want
-		layout.Hold = c.mem.index.KeptGPUs(nodeID)
-		spec.Units.MIGLayout = &layout
-	}
-	spec.Reboot = wantedReboot(reboot, len(spec.Bindings))
 		return 0, false
 	}
 	return n.generation, true

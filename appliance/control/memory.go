@@ -1,7 +1,6 @@
 package control
 
 import (
-	"context"
 	"fmt"
 	"maps"
 	"slices"
@@ -31,6 +30,9 @@ type memory struct {
 	turns    map[string]turn      // pool id -> who has its turn there; see turnAfter
 	stirred  map[string]bool      // pools in which something changed that those may wait for
 	ends     ends
+
+	rolling   map[string]map[string]bool     // pool id -> its nodes that are in a rollout
+	releasing map[string]map[string]*release // node id -> ended reservations that still keep atoms of it
 
 	// Counters to write with the next commit. The writer alone touches these.
 	dirtyQuotas map[quotaKey]bool
@@ -63,6 +65,8 @@ type node struct {
 	version            int  // of the pool, that its spec was made from
 	simulated          bool // a recorded machine
 	owned              bool // tenant-owned
+	walled             bool // its agent raises walls, and says when one is gone
+	rollout            *appliance.Rollout
 
 	seen     time.Time // last heartbeat, or the start of the control plane
 	reported bool      // a heartbeat has come since the start
@@ -76,53 +80,6 @@ type waiting struct {
 	asked *appliance.Reservation // but for its message, as it is stored
 }
 
-// load reads the whole state and compares memory with the rows.
-func (c *Control) load(ctx context.Context) error {
-	m := &c.mem
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.tenants, m.policies, m.pools = map[string]appliance.Tenant{}, map[string][]appliance.AccessPolicy{}, map[string]*pool{}
-	m.visible = map[string][]string{}
-	m.quotas, m.nodes = map[quotaKey]*counter{}, map[string]*node{}
-	m.byToken, m.byHost = map[string]string{}, map[string]string{}
-	m.waiting, m.turns, m.stirred, m.ends = map[string][]waiting{}, map[string]turn{}, map[string]bool{}, ends{}
-	m.dirtyQuotas, m.dirtyNodes = map[quotaKey]bool{}, map[string]bool{}
-	m.index = plan.NewIndex()
-	return c.Store.Read(ctx, func(tx *store.Tx) error {
-		if err := c.loadTenants(tx); err != nil {
-			return err
-		}
-		if err := c.loadPools(tx); err != nil {
-			return err
-		}
-		if err := c.loadNodes(tx); err != nil {
-			return err
-		}
-		return c.loadReservations(tx)
-	})
-}
-
-func (c *Control) loadTenants(tx *store.Tx) error {
-	all, err := tx.AllTenants()
-	if err != nil {
-		return err
-	}
-	for _, t := range all {
-		c.mem.tenants[t.ID] = t
-	}
-	for _, t := range all {
-		policies, err := tx.AccessPolicies(t.ID)
-		if err != nil {
-			return err
-		}
-		c.mem.policies[t.ID] = policies
-		if err := c.IAM.SetTenant(t.ID, c.mem.above(t.ID), policies); err != nil {
-			c.Log.Error("a tenant is locked out until its policy is mended: bc api iam.policies.put", "tenant", t.ID, "err", err)
-		}
-	}
-	return nil
-}
-
 // above lists the tenants above one, nearest first.
 func (m *memory) above(id string) []string {
 	var out []string
@@ -130,28 +87,6 @@ func (m *memory) above(id string) []string {
 		out = append(out, t.ParentID)
 	}
 	return out
-}
-
-func (c *Control) loadPools(tx *store.Tx) error {
-	all, err := tx.AllPools()
-	if err != nil {
-		return err
-	}
-	for _, p := range all {
-		facts, err := c.readPool(tx, p)
-		if err != nil {
-			return err
-		}
-		c.mem.pools[p.ID] = facts
-		quotas, err := tx.QuotasIn(p.ID)
-		if err != nil {
-			return err
-		}
-		for _, q := range quotas {
-			c.mem.quotas[quotaKey{q.TenantID, q.PoolID, q.Resource}] = &counter{max: q.Max, used: q.Used}
-		}
-	}
-	return nil
 }
 
 // readPool reads what decisions about a pool depend on.
@@ -415,14 +350,16 @@ func (m *memory) poolSeen(id, tenant string) (*pool, appliance.AuthzRow) {
 	return p, row
 }
 
-// put and drop keep the node's three keys together.
+// put and drop keep the node's keys together.
 func (m *memory) put(n *node) {
+	m.roll(n.pool, n.id, n.rollout != nil)
 	m.nodes[n.id] = n
 	m.byToken[n.token] = n.id
 	m.byHost[n.machine] = n.id
 }
 
 func (m *memory) drop(n *node) {
+	m.roll(n.pool, n.id, false)
 	delete(m.nodes, n.id)
 	delete(m.byToken, n.token)
 	delete(m.byHost, n.machine)
@@ -438,54 +375,6 @@ func (m *memory) tenantOwnedNode(poolID string) (hostname string, ok bool) {
 		}
 	}
 	return "", false
-}
-
-func (c *Control) loadNodes(tx *store.Tx) error {
-	m := &c.mem
-	nodes, err := tx.LoadNodes()
-	if err != nil {
-		return err
-	}
-	var unpack plan.Unpacker
-	for _, rec := range nodes {
-		facts := plan.Node{Rows: rec.Ledger.Resources}
-		identify(&facts, m.pools[rec.PoolID], rec.NodeRecord)
-		if err := unpack.Unpack(plan.Packed(rec.Facts), &facts); err != nil {
-			return err
-		}
-		if _, err := m.index.PutNode(facts); err != nil {
-			return err
-		}
-		m.put(&node{
-			id: rec.ID, pool: rec.PoolID, hostname: rec.Hostname, token: rec.CredentialHash, machine: rec.MachineID,
-			state: rec.State, inventory: rec.InventoryHash, generation: rec.Ledger.Generation, version: rec.SpecVersion,
-			simulated: rec.Simulated, owned: rec.Control == appliance.ControlTenantOwned, seen: c.Now(),
-		})
-	}
-	return nil
-}
-
-// loadReservations books every live reservation and compares the sums with the
-// stored counters: an appliance that cannot trust them must not go on.
-func (c *Control) loadReservations(tx *store.Tx) error {
-	m := &c.mem
-	claims, err := tx.LiveReservations()
-	if err != nil {
-		return err
-	}
-	for _, r := range claims {
-		if r.ExpiresAt != nil {
-			m.ends.set(r.ID, r.ExpiresAt)
-		}
-		if r.State == appliance.Pending {
-			m.waiting[r.PoolID] = append(m.waiting[r.PoolID], waitingOf(r))
-			continue
-		}
-		if err := m.index.Book(bookingOf(r.Reservation)); err != nil {
-			return fmt.Errorf("two bookings of one thing: %w", err)
-		}
-	}
-	return c.verify(tx, claims, newestEvents)
 }
 
 // poolsSeenBy lists the pools that a tenant sees, in order of id.

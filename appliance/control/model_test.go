@@ -32,6 +32,12 @@ type modelNode struct {
 	inv            wire.Inventory
 	hold           bool // cordoned
 	silent         bool // unreachable
+	walled         bool
+	kept           map[string]string // atom -> ended reservation whose wall is not gone
+	iommu          bool              // what its NodeSpec asks
+	changing       bool              // it has its turn in a rollout
+	answered       bool              // in that turn
+	unit           wire.UnitState    // of its iommu, as last said
 	gpus           []modelGPU
 	rows           map[string]int // totals
 }
@@ -42,6 +48,8 @@ type modelPool struct {
 	reserve  int // vcpu that each host keeps
 	replicas int
 	perGPU   int // vcpu; -1: the smallest share
+	iommu    bool
+	budget   float64
 	archived bool
 	seen     map[string]bool
 	max      map[string]map[string]int // by tenant and resource
@@ -68,6 +76,7 @@ func newModel(t *rapid.T, outer *testing.T) *model {
 	for _, s := range []appliance.Sharing{appliance.SharingExclusive, appliance.SharingTimeslice, appliance.SharingMIG} {
 		p := &modelPool{sharing: s, perGPU: -1, seen: map[string]bool{"acme": true}, max: map[string]map[string]int{}}
 		p.setPolicy(2, 4, -1)
+		p.budget = 0.05
 		p.id = f.pool(s, p.policy())
 		p.max["acme"] = map[string]int{s.Resource(): 1 << 20, appliance.ResourceVCPU: 1 << 20, appliance.ResourceMemoryGiB: 1 << 20}
 		m.pools = append(m.pools, p)
@@ -90,6 +99,10 @@ func (p *modelPool) policy() string {
 	if p.sharing == appliance.SharingTimeslice {
 		parts = append(parts, fmt.Sprintf(`"sharing":{"replicas":%d}`, p.replicas))
 	}
+	if p.iommu {
+		parts = append(parts, onIOMMU)
+	}
+	parts = append(parts, fmt.Sprintf(`"disruptionBudget":%v`, p.budget))
 	if p.perGPU >= 0 {
 		parts = append(parts, fmt.Sprintf(`"perGpu":{"vcpu":%d}`, p.perGPU))
 	}
@@ -222,7 +235,7 @@ func (m *model) takes(p *modelPool, n *modelNode, r *appliance.Reservation, want
 		}
 		here := 0
 		for _, a := range p.atoms(g, r.Selector[appliance.MIGProfile].Equals) {
-			if m.holder(n.id, a) == "" {
+			if m.holder(n.id, a) == "" && n.kept[a] == "" {
 				here++
 			}
 		}
@@ -277,7 +290,7 @@ func (m *model) adopt(r *appliance.Reservation, got appliance.Reservation) {
 			m.t.Fatalf("reservation %s books another amount (-want +got):\n%s", r.ID, diff)
 		}
 		for _, a := range at.Atoms {
-			if who := m.holder(n.id, a); who != "" {
+			if who := m.holder(n.id, a) + n.kept[a]; who != "" {
 				m.t.Fatalf("atom %s of %s was given to %s and is held by %s", a, n.inv.Hostname, r.ID, who)
 			}
 		}
@@ -434,7 +447,7 @@ func (m *model) join(p *modelPool) {
 		profiles = []string{"3g.40gb", "1g.10gb", "1g.10gb"}
 	}
 	gpus := rapid.SampledFrom([]int{4, 4, 2, 0}).Draw(m.t, "gpus")
-	n := &modelNode{pool: p.id, zone: rapid.SampledFrom([]string{"a", "b"}).Draw(m.t, "zone"), inv: machine(name, 24, 128, gpus, profiles...)}
+	n := &modelNode{pool: p.id, kept: map[string]string{}, iommu: p.iommu, zone: rapid.SampledFrom([]string{"a", "b"}).Draw(m.t, "zone"), inv: machine(name, 24, 128, gpus, profiles...)}
 	n.id = m.f.join(p.id, n.inv)
 	_, err := m.f.c.LabelNode(context.Background(), operator, appliance.LabelNode{TenantID: "acme", NodeID: n.id, Labels: map[string]string{"zone": n.zone}})
 	m.f.must(err)
@@ -465,12 +478,38 @@ func (m *model) check() {
 	for _, n := range m.nodes {
 		got, err := m.f.c.GetNode(context.Background(), operator, appliance.NodeRef{TenantID: "acme", NodeID: n.id})
 		m.f.must(err)
+		m.checkPhases(n, got)
 		for _, row := range got.Resources {
 			if row.Allocated != m.allocated(n.id, row.Resource) || row.Total != n.rows[row.Resource] {
 				m.t.Fatalf("%s has %d of %d %s, the model says %d of %d", got.Hostname, row.Allocated, row.Total, row.Resource,
 					m.allocated(n.id, row.Resource), n.rows[row.Resource])
 			}
 		}
+	}
+}
+
+// checkPhases holds what a node releases, and where it is in a rollout, to the
+// model.
+func (m *model) checkPhases(n *modelNode, got appliance.Node) {
+	m.t.Helper()
+	kept := map[string]string{}
+	for _, r := range got.Releasing {
+		for _, a := range r.Atoms {
+			kept[a] = r.ReservationID
+		}
+	}
+	if diff := gocmp.Diff(n.kept, kept); diff != "" {
+		m.t.Fatalf("%s releases otherwise (-model +control):\n%s", got.Hostname, diff)
+	}
+	want := appliance.RolloutState("")
+	switch {
+	case n.changing:
+		want = appliance.RolloutChanging
+	case n.iommu != m.pool(n.pool).iommu:
+		want = appliance.RolloutWaiting
+	}
+	if asked := m.f.wanted(n.id).Units.IOMMU != nil; asked != n.iommu || rolloutState(got.Rollout) != want {
+		m.t.Fatalf("%s is asked for the IOMMU: %t, and %q; the model says %t, %q", got.Hostname, asked, rolloutState(got.Rollout), n.iommu, want)
 	}
 }
 

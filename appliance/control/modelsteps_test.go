@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"pgregory.net/rapid"
@@ -26,7 +27,7 @@ func (m *model) actions() map[string]func(*rapid.T) {
 		"release": do(func() {
 			r := m.anyLive()
 			m.f.release(*r)
-			r.State = appliance.Ended
+			m.ended(r)
 		}),
 		"extend": do(func() {
 			r := m.anyLive()
@@ -48,7 +49,7 @@ func (m *model) actions() map[string]func(*rapid.T) {
 			m.f.must(err)
 			for _, r := range m.all {
 				if r.State.Live() && r.ExpiresAt != nil && !r.ExpiresAt.After(m.f.now()) {
-					r.State = appliance.Ended
+					m.ended(r)
 				}
 			}
 		}),
@@ -92,10 +93,13 @@ func (m *model) actions() map[string]func(*rapid.T) {
 			n.silent = !n.silent
 			m.size(n)
 		}),
-		"device": do(m.loseDevice),
-		"policy": do(m.changePolicy),
-		"quota":  do(m.setQuota),
-		"offer":  do(m.offer),
+		"device":  do(m.loseDevice),
+		"walls":   do(m.takeWallsDown),
+		"units":   do(m.answerUnits),
+		"rollout": do(m.roll),
+		"policy":  do(m.changePolicy),
+		"quota":   do(m.setQuota),
+		"offer":   do(m.offer),
 		"archive": do(func() {
 			if rapid.IntRange(0, 9).Draw(m.t, "really") > 0 {
 				m.t.Skip("seldom")
@@ -115,6 +119,112 @@ func (m *model) actions() map[string]func(*rapid.T) {
 		"commit":     do(m.failedCommit),
 		"together":   do(m.together),
 		"":           do(m.check),
+	}
+}
+
+// ended notes that a reservation is over. Its atoms on nodes that raise walls are
+// not free yet.
+func (m *model) ended(r *appliance.Reservation) {
+	if r.State.Booked() {
+		for _, p := range r.Placements {
+			if n := m.node(p.NodeID); n.walled {
+				for _, a := range p.Atoms {
+					n.kept[a] = r.ID
+				}
+			}
+		}
+	}
+	r.State = appliance.Ended
+}
+
+// takeWallsDown is a node that says which of its walls are gone, for the newest
+// NodeSpec or for another one, or that it raises none any more.
+func (m *model) takeWallsDown() {
+	n := m.anyNode()
+	newest, _ := m.f.c.mem.generation(n.id)
+	w := &wire.WallsStatus{
+		Enforced:   rapid.IntRange(0, 3).Draw(m.t, "enforced") > 0,
+		Generation: newest + int64(rapid.SampledFrom([]int{0, 0, 0, 1, -1000}).Draw(m.t, "generation")),
+	}
+	list := []wire.BindingStatus{}
+	up := map[string]bool{}
+	for _, r := range m.all {
+		if r.State == appliance.Ended && rapid.IntRange(0, 2).Draw(m.t, "listed") == 0 {
+			up[r.ID] = true
+			list = append(list, wire.BindingStatus{ReservationID: r.ID, Ending: true, Note: "held"})
+		}
+	}
+	m.f.hear(n.id, wire.Heartbeat{Bindings: &list, Walls: w})
+	n.walled, n.silent = w.Enforced, false
+	for atom, id := range n.kept {
+		if !w.Enforced || !up[id] && w.Generation == newest {
+			delete(n.kept, atom)
+		}
+	}
+	m.size(n)
+}
+
+// answerUnits is a node that says how its units are, for the newest NodeSpec or
+// for one before.
+func (m *model) answerUnits() {
+	n := m.anyNode()
+	newest, _ := m.f.c.mem.generation(n.id)
+	h := wire.Heartbeat{Applied: newest}
+	if rapid.IntRange(0, 4).Draw(m.t, "old") == 0 {
+		h.Applied = newest + int64(rapid.SampledFrom([]int{1, -1000}).Draw(m.t, "generation"))
+	}
+	state := rapid.SampledFrom([]wire.UnitState{wire.InSync, wire.InSync, wire.PendingReboot, wire.Failed}).Draw(m.t, "state")
+	h.Units = []wire.UnitStatus{{Kind: wire.UnitIOMMU, State: state}}
+	m.f.hear(n.id, h)
+	n.unit, n.silent = state, false
+	n.answered = n.answered || n.changing && h.Applied == newest
+	m.rested(n)
+	m.size(n)
+}
+
+// rested ends the turn of a node whose unit has come to rest.
+func (m *model) rested(n *modelNode) {
+	if n.changing && n.answered && n.unit != wire.PendingReboot && n.unit != wire.Failed {
+		n.changing, n.answered = false, false
+	}
+}
+
+// roll lets the loop that brings nodes to their policy run.
+func (m *model) roll() {
+	m.f.must(m.f.c.RefreshNodes(context.Background()))
+	for _, p := range m.pools {
+		nodes, taken := 0, 0
+		var waiting []*modelNode
+		for _, n := range m.nodes {
+			if n.pool != p.id {
+				continue
+			}
+			if nodes++; n.changing && n.iommu != p.iommu { // it has its turn, and goes along
+				n.iommu, n.answered = p.iommu, false
+			}
+			switch {
+			case n.changing:
+				taken++
+			case n.iommu != p.iommu && !n.silent:
+				waiting = append(waiting, n)
+			}
+		}
+		limit := 0
+		if p.budget > 0 {
+			limit = max(1, int(p.budget*float64(nodes)))
+		}
+		slices.SortFunc(waiting, func(a, b *modelNode) int {
+			if m.busy(a) != m.busy(b) {
+				if m.busy(b) {
+					return -1
+				}
+				return 1
+			}
+			return strings.Compare(a.id, b.id)
+		})
+		for _, n := range waiting[:min(len(waiting), max(0, limit-taken))] {
+			n.iommu, n.changing, n.answered = p.iommu, true, false
+		}
 	}
 }
 
@@ -144,6 +254,8 @@ func (m *model) loseDevice() {
 func (m *model) changePolicy() {
 	p := m.anyPool()
 	next := *p
+	next.iommu = rapid.Bool().Draw(m.t, "iommu")
+	next.budget = rapid.SampledFrom([]float64{0, 0.05, 0.5, 1}).Draw(m.t, "budget")
 	next.setPolicy(rapid.IntRange(0, 20).Draw(m.t, "reserve"), rapid.IntRange(1, 4).Draw(m.t, "replicas"), rapid.SampledFrom([]int{-1, -1, 0, 3}).Draw(m.t, "perGpu"))
 	policy := appliance.RawPolicy(next.policy())
 	_, err := m.f.c.UpdatePool(context.Background(), operator, appliance.UpdatePool{TenantID: "acme", PoolID: p.id, Policy: &policy})
@@ -152,8 +264,8 @@ func (m *model) changePolicy() {
 		return
 	}
 	m.code(err, "")
-	m.f.must(m.f.c.RefreshNodes(context.Background()))
 	*p = next
+	m.roll()
 	for _, n := range m.nodes {
 		if n.pool == p.id {
 			m.size(n)
@@ -315,7 +427,7 @@ func (m *model) failedCommit() {
 	}
 	errs := m.f.together(true, calls...)
 	if live != nil && errs[1] == nil {
-		live.State = appliance.Ended
+		m.ended(live)
 	}
 	if code := appliance.CodeOf(errs[0]); code == "" { // too late: it may have seen the release or not
 		m.all = append(m.all, &got)

@@ -107,6 +107,7 @@ func (c *Control) viewNode(tx *store.Tx, rec store.NodeRecord, tenant string) (a
 	if rows := m.index.Rows(rec.ID); rows != nil {
 		n.Resources = rows
 	}
+	n.Rollout, n.Releasing = rec.Rollout, m.viewReleasing(p, rec.ID, tenant)
 	holders := map[string][]string{}
 	for _, s := range m.index.Shares(rec.ID) {
 		if p.OwnerTenantID != tenant && s.TenantID != tenant {
@@ -120,13 +121,20 @@ func (c *Control) viewNode(tx *store.Tx, rec store.NodeRecord, tenant string) (a
 	}
 	for _, g := range inv.GPUs {
 		if !g.Display {
-			n.Devices = append(n.Devices, c.viewDevice(p, g, holders[g.UUID]))
+			n.Devices = append(n.Devices, c.viewDevice(p, facts.Replicas, g, holders[g.UUID]))
+		}
+	}
+	if m.releasing[rec.ID] != nil {
+		for _, d := range m.index.Devices(rec.ID) {
+			if i := slices.IndexFunc(n.Devices, func(v appliance.Device) bool { return v.UUID == d.UUID }); i >= 0 {
+				n.Devices[i].Releasing = d.Releasing
+			}
 		}
 	}
 	return n, nil
 }
 
-func (c *Control) viewDevice(p *pool, g wire.GPU, holders []string) appliance.Device {
+func (c *Control) viewDevice(p *pool, replicas int, g wire.GPU, holders []string) appliance.Device {
 	d := appliance.Device{
 		UUID: g.UUID, Index: g.Index, Address: g.Address, Product: g.Product,
 		Model: wire.GPUFamilyAliased(g.Product, c.Settings.Aliases), VRAMGiB: plan.VRAMGiB(g.MemoryMiB), NUMANode: g.NUMANode,
@@ -141,7 +149,7 @@ func (c *Control) viewDevice(p *pool, g wire.GPU, holders []string) appliance.De
 			d.Atoms = len(g.MIG.Instances)
 		}
 	case appliance.ResourceSlot:
-		d.Atoms = p.policy.Replicas(p.Sharing)
+		d.Atoms = replicas
 	default:
 		d.Atoms = 1
 	}
@@ -214,6 +222,9 @@ func (c *Control) RemoveNode(ctx context.Context, who appliance.Caller, in appli
 	})
 }
 
+// nodeChange is what one verb does to a node's row.
+type nodeChange func(tx *store.Tx, tr trail, rec *store.NodeRecord) error
+
 // changeNode changes a node's row and settles it.
 func (c *Control) changeNode(ctx context.Context, who appliance.Caller, in appliance.NodeRef, change nodeChange) (out appliance.Node, err error) {
 	if _, err := c.inTenant(who, in.TenantID); err != nil {
@@ -222,9 +233,6 @@ func (c *Control) changeNode(ctx context.Context, who appliance.Caller, in appli
 	err = c.write(ctx, who, appliance.NodesManage, in.TenantID, in.NodeID, func(tx *store.Tx) error {
 		rec, err := c.nodeSeen(tx, who, appliance.NodesManage, in)
 		if err != nil {
-// nodeChange is what one verb does to a node's row.
-type nodeChange func(tx *store.Tx, tr trail, rec *store.NodeRecord) error
-
 			return err
 		}
 		p := c.mem.pool(rec.PoolID)
@@ -274,6 +282,12 @@ func row(p *pool, tenant string) *appliance.AuthzRow {
 // credential is worth nothing from now on.
 func (c *Control) forgetNode(tx *store.Tx, rec store.NodeRecord) error {
 	m := &c.mem
+	if err := c.freeAll(tx, rec.ID); err != nil {
+		return err
+	}
+	if rec.Rollout != nil {
+		tx.Touch(topicSpecs) // its turn is another's
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	facts, err := m.index.DropNode(rec.ID)
@@ -318,11 +332,11 @@ func (c *Control) ExplainNode(ctx context.Context, who appliance.Caller, in appl
 			x.Helps = append(x.Helps, help[cond.Type])
 		}
 	}
+	if r := n.Reboot; r != nil && (!r.State.Over() || r.State == appliance.RebootFailed) {
+		x.Findings = append(x.Findings, fmt.Sprintf("Reboot: %s: %s", r.State, r.Message))
+	}
 	if n.State == appliance.NodeCordoned || n.State == appliance.NodeDraining {
 		x.Helps = append(x.Helps, "bc nodes uncordon "+n.ID)
 	}
 	return x, nil
 }
-	if r := n.Reboot; r != nil && (!r.State.Over() || r.State == appliance.RebootFailed) {
-		x.Findings = append(x.Findings, fmt.Sprintf("Reboot: %s: %s", r.State, r.Message))
-	}

@@ -329,7 +329,9 @@ func (c *Control) whyPending(p *pool, r appliance.Reservation) string {
 	}
 	c.mem.mu.RLock()
 	defer c.mem.mu.RUnlock()
-	return c.mem.index.Explain(request(p, r)).Message
+	x := c.mem.index.Explain(request(p, r))
+	c.mem.explainReleasing(p, r.TenantID, &x)
+	return x.Message
 }
 
 // end gives back what a reservation holds and closes it, or fails a pending
@@ -372,7 +374,8 @@ func orMoved(err error, id string) error {
 	return fmt.Errorf("reservation %s changed its state inside one transaction", id)
 }
 
-// giveBack frees the devices and rows of a booked reservation and its charge.
+// giveBack frees the rows of a booked reservation and its charge, and its devices
+// once nobody holds them any more.
 func (c *Control) giveBack(tx *store.Tx, r appliance.Reservation) error {
 	m := &c.mem
 	m.mu.Lock()
@@ -389,10 +392,10 @@ func (c *Control) giveBack(tx *store.Tx, r appliance.Reservation) error {
 		}
 	})
 	for _, p := range r.Placements {
-		if err := tx.FreeAtoms(p.NodeID, r.ID, p.Atoms); err != nil {
+		c.dirty(tx, p.NodeID)
+		if err := c.releaseAtoms(tx, r, p); err != nil {
 			return err
 		}
-		c.dirty(tx, p.NodeID)
 	}
 	return c.charge(tx, r.TenantID, r.PoolID, r.Resources, -1)
 }
@@ -566,6 +569,7 @@ func (c *Control) ExplainReservation(ctx context.Context, who appliance.Caller, 
 		p := c.mem.pool(r.PoolID)
 		c.mem.mu.RLock()
 		x = c.mem.index.Explain(request(p, r))
+		c.mem.explainReleasing(p, r.TenantID, &x)
 		c.mem.mu.RUnlock()
 		if short := c.mem.short(r.TenantID, r.PoolID, r.Resources); len(short) > 0 {
 			x.Quota = short

@@ -17,16 +17,16 @@ import (
 // wanted of it. settle is called wherever one of these changed, so there is one
 // place where a node's state is decided.
 func (c *Control) settle(tx *store.Tx, tr trail, p *pool, rec store.NodeRecord, inv wire.Inventory) (store.NodeRecord, error) {
-	before, specBefore := rec.State, rec.Spec
+	before, specBefore, rolloutBefore := rec.State, rec.Spec, rec.Rollout
 	at := c.now()
 	c.judge(&rec, p, inv, at)
+	rec.Spec = c.specFor(p, &rec, inv, at)
 	facts, err := c.place(tx, p, &rec, inv)
 	if err != nil {
 		return rec, err
 	}
-	rec.Spec = c.specFor(p, rec, inv)
 	rec.SpecVersion = p.Version
-	rec.Conditions = setCondition(rec.Conditions, configCondition(rec.Units), at)
+	rec.Conditions = setCondition(rec.Conditions, rolloutCondition(configCondition(rec.Units), rec.Rollout, p), at)
 	rec.Conditions = setCondition(rec.Conditions, rebootCondition(rec.Units), at)
 	if err := tx.PutNode(rec); err != nil {
 		return rec, err
@@ -40,6 +40,9 @@ func (c *Control) settle(tx *store.Tx, tr trail, p *pool, rec store.NodeRecord, 
 	}
 	c.remember(tx, rec, !plan.SameSpec(specBefore, rec.Spec))
 	c.stir(tx, p.ID)
+	if err := c.noteRollout(tx, tr, p, rolloutBefore, rec, at); err != nil {
+		return rec, err
+	}
 	return rec, c.emitState(tx, tr, p, rec, before, at)
 }
 
@@ -217,11 +220,58 @@ func schedulable(rec store.NodeRecord, inv wire.Inventory) (bool, string) {
 func nodeFacts(p *pool, rec store.NodeRecord, inv wire.Inventory) plan.Node {
 	facts := plan.NodeFrom(inv, rec.Labels)
 	identify(&facts, p, rec)
+	if s := rec.Spec.Units.GPUSharing; s != nil { // as its GPUs are shared now, which a policy may be about to change
+		facts.Replicas = s.Replicas
+	}
+	markWaiting(facts.Devices, p, rec, inv)
 	facts.Schedulable, facts.Unschedulable = schedulable(rec, inv)
 	if rec.Control == appliance.ControlTenantControlled {
 		facts.Schedulable, facts.Unschedulable = false, "controlled by its tenant"
 	}
 	return facts
+}
+
+// markWaiting marks the GPUs that are to get another MIG layout than they have:
+// nothing of them is booked anew, so that they become free for it. That is so
+// from the node's turn in a rollout on, until its agent has cut them, or has said
+// that it will not.
+func markWaiting(devices []plan.Device, p *pool, rec store.NodeRecord, inv wire.Inventory) {
+	want := rec.Spec.Units.MIGLayout
+	if want == nil || !layoutComes(rec) {
+		return
+	}
+	for i := range devices {
+		at := slices.IndexFunc(inv.GPUs, func(g wire.GPU) bool { return g.UUID == devices[i].UUID })
+		if at < 0 || inv.GPUs[at].MIG == nil {
+			continue
+		}
+		to, err := wire.ResolveLayout(p.GPUModel, inv.GPUs[at].MemoryMiB, want.Layout)
+		if err != nil {
+			continue // the agent will not cut it either
+		}
+		var has []string
+		for _, m := range inv.GPUs[at].MIG.Instances {
+			has = append(has, m.Profile)
+		}
+		slices.Sort(has)
+		slices.Sort(to)
+		devices[i].Waits = !slices.Equal(has, to)
+	}
+}
+
+// layoutComes tells whether a node's agent is about to cut GPUs.
+func layoutComes(rec store.NodeRecord) bool {
+	i := slices.IndexFunc(rec.Units, func(u appliance.Unit) bool { return u.Kind == wire.UnitMIGLayout })
+	if i >= 0 {
+		switch rec.Units[i].State {
+		case wire.PendingIdle, wire.PendingReboot, wire.Partial:
+			return true
+		case wire.Unsupported, wire.NotApplicable:
+			return false
+		}
+	}
+	r := rec.Rollout
+	return r != nil && r.State == appliance.RolloutChanging && !r.Applied && slices.Contains(r.Kinds, wire.UnitMIGLayout)
 }
 
 // identify says who a node is and how its pool shares it.
@@ -273,10 +323,12 @@ func rowsOf(n *plan.Node) []appliance.ResourceRow {
 	return n.Rows
 }
 
-// specFor is what is wanted of the node, without bindings and generation.
-func (c *Control) specFor(p *pool, rec store.NodeRecord, inv wire.Inventory) wire.NodeSpec {
+// specFor is what is wanted of the node now, without bindings, generation and
+// the GPUs that keep their MIG layout. It sets where the node is in the rollout
+// of its pool's policy.
+func (c *Control) specFor(p *pool, rec *store.NodeRecord, inv wire.Inventory, at appliance.Time) wire.NodeSpec {
 	facts := plan.PoolFacts{Class: p.Class, Sharing: p.Sharing, GPUModel: p.GPUModel, Telemetry: c.Settings.Telemetry}
-	units := plan.NodeUnits(plan.Units(p.policy, facts), facts, inv.GPUs, c.heldGPUs(rec.ID))
+	units := plan.NodeUnits(c.unitsFor(rec, plan.Units(p.policy, facts), at), facts, inv.GPUs, nil)
 	return plan.NodeSpec(wire.NodeSpec{}, rec.ID, rec.PoolID, units, p.policy.Checks(), nil)
 }
 
@@ -343,6 +395,7 @@ func (c *Control) remember(tx *store.Tx, rec store.NodeRecord, specChanged bool)
 	next.machine = rec.MachineID
 	next.state, next.inventory, next.version, next.simulated = rec.State, rec.InventoryHash, rec.SpecVersion, rec.Simulated
 	next.owned = rec.Control == appliance.ControlTenantOwned
+	next.walled, next.rollout = rec.Walled, rec.Rollout
 	if was && specChanged {
 		next.generation++
 		m.dirtyNodes[rec.ID] = true

@@ -11,7 +11,8 @@ import (
 func (c *Control) SpecsChanged() <-chan struct{} { return c.Store.ChangedIn(topicSpecs) }
 
 // RefreshNodes brings the nodes whose pool was updated since to its policy:
-// what is wanted of them, and what can be booked of them. A node that is up to
+// what is wanted of them, and what can be booked of them. Where that disrupts,
+// they get their turn as the pool's disruptionBudget allows. A node that is up to
 // date costs no read and no write.
 func (c *Control) RefreshNodes(ctx context.Context) error {
 	m := &c.mem
@@ -37,7 +38,7 @@ func (c *Control) RefreshNodes(ctx context.Context) error {
 			return err
 		}
 	}
-	return nil
+	return c.giveTurns(ctx)
 }
 
 // refreshNode settles a node again from what is stored of it.

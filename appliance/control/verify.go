@@ -34,6 +34,19 @@ func (c *Control) verify(tx *store.Tx, live []store.Claim, events int) error {
 			return err
 		}
 	}
+	if err := c.verifyReleasing(tx, &wrong); err != nil {
+		return err
+	}
+	if err := c.verifyRollouts(tx, &wrong); err != nil {
+		return err
+	}
+	stray, err := tx.StrayHolds()
+	if err != nil {
+		return err
+	}
+	for _, id := range stray {
+		wrong.add("the hold of reservation %s is not what the reservation says", id)
+	}
 	gaps, err := tx.EventGaps(events)
 	if err != nil {
 		return err

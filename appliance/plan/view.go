@@ -11,6 +11,7 @@ type DeviceState struct {
 	Missing      bool // booked, but no longer among the node's devices
 	Atoms        int  // that it yields when healthy
 	Free         int  // that can be booked now, if the node takes bookings
+	Releasing    int  // that ended reservations still keep
 	Reservations []string
 }
 
@@ -23,7 +24,7 @@ func (x *Index) Devices(nodeID string) []DeviceState {
 	}
 	out := make([]DeviceState, len(n.uuids))
 	for i, uuid := range n.uuids {
-		out[i] = DeviceState{UUID: uuid, Atoms: bits.OnesCount64(n.atomsOf(i)), Free: bits.OnesCount64(n.freeAtoms(i))}
+		out[i] = DeviceState{UUID: uuid, Atoms: bits.OnesCount64(n.atomsOf(i)), Free: bits.OnesCount64(n.freeAtoms(i)), Releasing: bits.OnesCount64(n.releasingOf(i))}
 	}
 	for _, s := range n.shares {
 		for _, uuid := range s.devices {
@@ -39,4 +40,12 @@ func (x *Index) Devices(nodeID string) []DeviceState {
 		}
 	}
 	return out
+}
+
+// NodeCount is how many nodes a pool has.
+func (x *Index) NodeCount(poolID string) int {
+	if p := x.pools[poolID]; p != nil {
+		return p.tally.nodes
+	}
+	return 0
 }

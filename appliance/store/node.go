@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
+	"fmt"
 
 	"github.com/bettercompute/bc/agent/wire"
 	"github.com/bettercompute/bc/appliance"
@@ -32,16 +33,24 @@ type NodeRecord struct {
 	InventoryHash  string
 	JoinedAt       appliance.Time
 	RemovedAt      *appliance.Time
+	Walled         bool               // its agent walls bookings in, and says when a wall is gone
+	Rollout        *appliance.Rollout // nil: it has all of its pool's policy, and is at rest
 }
 
 const nodeColumns = `id, pool_id, machine_id, hostname, role, control, state, hold, simulated, local, credential_hash,
-	labels_json, conditions_json, units_json, checks_json, spec_json, spec_version, inventory_hash, joined_at, removed_at`
+	labels_json, conditions_json, units_json, checks_json, spec_json, spec_version, inventory_hash, joined_at, removed_at, walled, rollout_json`
 
 func scanNode(r *Rows) (n NodeRecord, err error) {
-	var labels, conditions, units, checks, spec string
+	var labels, conditions, units, checks, spec, rollout string
 	if err := r.Scan(&n.ID, &n.PoolID, &n.MachineID, &n.Hostname, &n.Role, &n.Control, &n.State, &n.Hold, &n.Simulated, &n.Local, &n.CredentialHash,
-		&labels, &conditions, &units, &checks, &spec, &n.SpecVersion, &n.InventoryHash, &n.JoinedAt, &n.RemovedAt); err != nil {
+		&labels, &conditions, &units, &checks, &spec, &n.SpecVersion, &n.InventoryHash, &n.JoinedAt, &n.RemovedAt, &n.Walled, &rollout); err != nil {
 		return n, err
+	}
+	if rollout != "" {
+		n.Rollout = &appliance.Rollout{}
+		if err := fromJSON(rollout, n.Rollout); err != nil {
+			return n, err
+		}
 	}
 	return n, errors.Join(fromJSON(labels, &n.Labels), fromJSON(conditions, &n.Conditions), fromJSON(units, &n.Units),
 		fromJSON(checks, &n.Checks), fromJSON(spec, &n.Spec))
@@ -52,14 +61,19 @@ func (tx *Tx) PutNode(n NodeRecord) error {
 	if n.Labels == nil {
 		n.Labels = map[string]string{}
 	}
-	_, err := tx.Exec(`INSERT INTO nodes (`+nodeColumns+`) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+	rollout := ""
+	if n.Rollout != nil {
+		rollout = toJSON(n.Rollout)
+	}
+	_, err := tx.Exec(`INSERT INTO nodes (`+nodeColumns+`) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 		ON CONFLICT (id) DO UPDATE SET pool_id = excluded.pool_id, hostname = excluded.hostname, role = excluded.role,
 			control = excluded.control, state = excluded.state, hold = excluded.hold, simulated = excluded.simulated, local = excluded.local,
 			credential_hash = excluded.credential_hash, labels_json = excluded.labels_json, conditions_json = excluded.conditions_json,
 			units_json = excluded.units_json, checks_json = excluded.checks_json, spec_json = excluded.spec_json, spec_version = excluded.spec_version,
-			inventory_hash = excluded.inventory_hash, removed_at = excluded.removed_at`,
+			inventory_hash = excluded.inventory_hash, removed_at = excluded.removed_at,
+			walled = excluded.walled, rollout_json = excluded.rollout_json`,
 		n.ID, n.PoolID, n.MachineID, n.Hostname, n.Role, n.Control, n.State, n.Hold, n.Simulated, n.Local, n.CredentialHash,
-		toJSON(n.Labels), toJSON(n.Conditions), toJSON(n.Units), toJSON(n.Checks), toJSON(n.Spec), n.SpecVersion, n.InventoryHash, n.JoinedAt, n.RemovedAt)
+		toJSON(n.Labels), toJSON(n.Conditions), toJSON(n.Units), toJSON(n.Checks), toJSON(n.Spec), n.SpecVersion, n.InventoryHash, n.JoinedAt, n.RemovedAt, n.Walled, rollout)
 	return err
 }
 
@@ -138,7 +152,7 @@ func (tx *Tx) NodesUnwell(limit int) ([]NodeRecord, error) {
 	return collect(tx, scanNode, `SELECT `+nodeColumns+` FROM nodes
 		WHERE removed_at IS NULL AND (state NOT IN ('ready', 'cordoned', 'draining') OR EXISTS (
 			SELECT 1 FROM json_each(conditions_json) WHERE value ->> 'type' IN ('GPUHealthy', 'ConfigApplied') AND NOT value ->> 'status'
-				AND value ->> 'reason' <> 'UnitOpen'))
+				AND value ->> 'reason' NOT IN ('UnitOpen', 'RolloutWaiting', 'RolloutChanging')))
 		ORDER BY id LIMIT ?`, limit)
 }
 
@@ -167,15 +181,16 @@ func (tx *Tx) PutNodeFacts(node string, f NodeFacts) error {
 }
 
 // LoadedNode is what a start reads of a node: no more than decisions need.
+// Resources may be shared by nodes that have the same, and must not be changed.
 type LoadedNode struct {
-	NodeRecord // without labels, conditions, units, checks and spec
+	NodeRecord // without hold, local, labels, conditions, units, checks, spec and times
 	Facts      NodeFacts
 	Ledger     NodeLedger
 }
 
-// LoadNodes reads every node that is not removed, in order of id, with what the
-// placer has to know of it and its counters.
-func (tx *Tx) LoadNodes() ([]LoadedNode, error) {
+// LoadNodes calls each for every node that is not removed, in order of id, with
+// what the placer has to know of it and its counters.
+func (tx *Tx) LoadNodes(each func(*LoadedNode) error) error {
 	shapes := map[string]string{}
 	_, err := collect(tx, func(r *Rows) (_ struct{}, err error) {
 		var hash, body string
@@ -184,18 +199,69 @@ func (tx *Tx) LoadNodes() ([]LoadedNode, error) {
 		return struct{}{}, err
 	}, `SELECT hash, body FROM node_shapes`)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	return collect(tx, func(r *Rows) (n LoadedNode, err error) {
-		var shape, resources string
-		if err := r.Scan(&n.ID, &n.PoolID, &n.MachineID, &n.Hostname, &n.Role, &n.Control, &n.State, &n.Simulated, &n.CredentialHash, &n.SpecVersion,
-			&n.InventoryHash, &shape, &n.Facts.Attributes, &n.Facts.Own, &n.Ledger.Generation, &resources); err != nil {
-			return n, err
+	facts, err := tx.Query(`SELECT node_id, shape, attributes, own FROM node_facts ORDER BY node_id`)
+	if err != nil {
+		return err
+	}
+	ledgers, err := tx.Query(`SELECT node_id, generation, resources FROM node_ledgers ORDER BY node_id`)
+	if err != nil {
+		return err
+	}
+	nodes, err := tx.Query(`SELECT id, pool_id, machine_id, hostname, role, control, state, simulated, credential_hash, spec_version, inventory_hash
+		FROM nodes WHERE removed_at IS NULL ORDER BY id`)
+	if err != nil {
+		return err
+	}
+	var same shared
+	resources := map[string][]appliance.ResourceRow{}
+	for nodes.Next() {
+		var n LoadedNode
+		if err := nodes.Scan(&n.ID, &n.PoolID, &n.MachineID, &n.Hostname, &n.Role, &n.Control, &n.State, &n.Simulated, &n.CredentialHash, &n.SpecVersion, &n.InventoryHash); err != nil {
+			return err
 		}
-		n.Facts.Shape, n.Ledger.NodeID = shapes[shape], n.ID
-		return n, fromJSON(resources, &n.Ledger.Resources)
-	}, `SELECT n.id, n.pool_id, n.machine_id, n.hostname, n.role, n.control, n.state, n.simulated, n.credential_hash, n.spec_version,
-			n.inventory_hash, f.shape, f.attributes, f.own, l.generation, l.resources
-		FROM nodes n JOIN node_facts f ON f.node_id = n.id JOIN node_ledgers l ON l.node_id = n.id
-		WHERE n.removed_at IS NULL ORDER BY n.id`)
+		n.PoolID, n.Role, n.Control, n.State = same.name(n.PoolID), appliance.NodeRole(same.name(string(n.Role))), appliance.NodeControl(same.name(string(n.Control))), appliance.NodeState(same.name(string(n.State)))
+		n.Ledger.NodeID = n.ID
+		var shape, text string
+		if err := rowOf(facts, n.ID, "what the placer knows of it", new(string), &shape, &n.Facts.Attributes, &n.Facts.Own); err != nil {
+			return err
+		}
+		n.Facts.Shape = shapes[shape]
+		if err := rowOf(ledgers, n.ID, "its counters", new(string), &n.Ledger.Generation, &text); err != nil {
+			return err
+		}
+		rows, ok := resources[text]
+		if !ok {
+			if err := fromJSON(text, &rows); err != nil {
+				return err
+			}
+			resources[text] = rows
+		}
+		n.Ledger.Resources = rows
+		if err := each(&n); err != nil {
+			return err
+		}
+	}
+	return nodes.Err()
+}
+
+// rowOf goes on to the row of a node in rows that are in order of node, and
+// reads it. The first destination is the node's id.
+func rowOf(rows *Rows, id, what string, node *string, dest ...any) error {
+	for rows.Next() {
+		if err := rows.Scan(append([]any{node}, dest...)...); err != nil {
+			return err
+		}
+		if *node == id {
+			return nil
+		}
+		if *node > id {
+			break
+		}
+	}
+	if err := rows.Err(); err != nil {
+		return err
+	}
+	return fmt.Errorf("of node %s there is no row of %s", id, what)
 }

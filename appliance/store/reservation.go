@@ -28,7 +28,10 @@ func scanClaim(r *Rows) (c Claim, err error) {
 func (tx *Tx) InsertReservation(c Claim) error {
 	_, err := tx.Exec(`INSERT INTO reservations (id, tenant_id, pool_id, state, queue, expires_at, body) VALUES (?, ?, ?, ?, ?, ?, ?)`,
 		c.ID, c.TenantID, c.PoolID, c.State, c.Queue, c.ExpiresAt, toJSON(c.Reservation))
-	return err
+	if err != nil || !c.State.Booked() {
+		return err
+	}
+	return tx.putHold(&c.Reservation)
 }
 
 // UpdateReservation writes a reservation that was in the given state; it tells
@@ -36,7 +39,15 @@ func (tx *Tx) InsertReservation(c Claim) error {
 func (tx *Tx) UpdateReservation(c Claim, from appliance.ReservationState) (bool, error) {
 	r, err := tx.Exec(`UPDATE reservations SET state = ?, expires_at = ?, body = ? WHERE id = ? AND state = ?`,
 		c.State, c.ExpiresAt, toJSON(c.Reservation), c.ID, from)
-	return r.Changed == 1, err
+	switch {
+	case err != nil || r.Changed != 1:
+		return false, err
+	case c.State.Booked():
+		return true, tx.putHold(&c.Reservation)
+	case from.Booked():
+		_, err = tx.Exec(`DELETE FROM holds WHERE reservation_id = ?`, c.ID)
+	}
+	return true, err
 }
 
 // Reservation reads one reservation.
@@ -66,13 +77,23 @@ func (tx *Tx) Reservations(tenant, pool string, states []appliance.ReservationSt
 // LiveReservations lists every reservation that is pending, placed or active,
 // in order of creation.
 func (tx *Tx) LiveReservations() ([]Claim, error) {
+	return tx.claims(`SELECT queue, body FROM reservations WHERE state IN ('pending', 'placed', 'active') ORDER BY queue`)
+}
+
+// PendingReservations lists every pending reservation, in order of creation.
+func (tx *Tx) PendingReservations() ([]Claim, error) {
+	return tx.claims(`SELECT queue, body FROM reservations WHERE state = 'pending' ORDER BY queue`)
+}
+
+// claims reads many bodies.
+func (tx *Tx) claims(query string) ([]Claim, error) {
 	var bodies []string
 	out, err := collect(tx, func(r *Rows) (c Claim, err error) {
 		var body string
 		err = r.Scan(&c.Queue, &body)
 		bodies = append(bodies, body)
 		return c, err
-	}, `SELECT queue, body FROM reservations WHERE state IN ('pending', 'placed', 'active') ORDER BY queue`)
+	}, query)
 	if err != nil {
 		return nil, err
 	}
@@ -122,11 +143,28 @@ func (tx *Tx) FreeAtoms(node, reservation string, atoms []string) error {
 // HeldAtom is one row of what is held.
 type HeldAtom struct{ NodeID, Atom, ReservationID string }
 
-// HeldAtoms lists everything that is held, in order of node and atom.
+// HeldAtoms lists everything that is booked, in order of node and atom.
 func (tx *Tx) HeldAtoms() ([]HeldAtom, error) {
 	return collect(tx, func(r *Rows) (h HeldAtom, err error) {
 		return h, r.Scan(&h.NodeID, &h.Atom, &h.ReservationID)
-	}, `SELECT node_id, atom, reservation_id FROM atoms ORDER BY node_id, atom`)
+	}, `SELECT node_id, atom, reservation_id FROM atoms WHERE releasing = 0 ORDER BY node_id, atom`)
+}
+
+// BookedAtoms calls each for every atom that is booked, with its node, the atom
+// and its reservation in one text, tabs between.
+func (tx *Tx) BookedAtoms(each func(text string)) error {
+	rows, err := tx.Query(`SELECT node_id || char(9) || atom || char(9) || reservation_id FROM atoms WHERE releasing = 0`)
+	if err != nil {
+		return err
+	}
+	for rows.Next() {
+		var text string
+		if err := rows.Scan(&text); err != nil {
+			return err
+		}
+		each(text)
+	}
+	return rows.Err()
 }
 
 // LiveReservationsOf lists a tenant's live reservations in order of creation.

@@ -102,7 +102,7 @@ CREATE TABLE nodes (
   units_json      TEXT NOT NULL,
   checks_json     TEXT NOT NULL,
   spec_json       TEXT NOT NULL  -- the NodeSpec without its bindings and generation
-) STRICT, WITHOUT ROWID;
+, rollout_json TEXT NOT NULL DEFAULT '', walled INTEGER NOT NULL DEFAULT 0) STRICT, WITHOUT ROWID;
 
 CREATE INDEX nodes_by_pool ON nodes(pool_id, id);
 
@@ -150,7 +150,7 @@ CREATE INDEX reservations_live ON reservations(pool_id, queue) WHERE state IN ('
 CREATE TABLE atoms (
   node_id        TEXT NOT NULL,
   atom           TEXT NOT NULL,
-  reservation_id TEXT NOT NULL,
+  reservation_id TEXT NOT NULL, releasing INTEGER NOT NULL DEFAULT 0,
   PRIMARY KEY (node_id, atom)
 ) STRICT, WITHOUT ROWID;
 

@@ -10,6 +10,8 @@ import (
 	"runtime"
 	"sync"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 )
 
 // Options say which file to open and how.
@@ -213,6 +215,31 @@ func (s *Store) ReadOne(ctx context.Context, fn func(*Tx) error) error {
 	err = fn(&tx)
 	sound = tx.fatal == nil
 	return err
+}
+
+// ReadApart runs functions as Read does, all at once and each on a connection
+// of its own that is closed afterwards: a start reads much, and once. A commit
+// that comes meanwhile may be seen by some of them and not by others.
+func (s *Store) ReadApart(ctx context.Context, fns ...func(*Tx) error) error {
+	all, ctx := errgroup.WithContext(ctx)
+	for _, fn := range fns {
+		all.Go(func() error {
+			c, err := connect(s.path, readThrough, s.sync)
+			if err != nil {
+				return worded(fmt.Errorf("open %s for reading: %w", s.path, err))
+			}
+			tx := Tx{c: c, ctx: ctx}
+			defer func() {
+				tx.closeRows()
+				_ = c.close() // nothing was written on it
+			}()
+			if err := c.exec("BEGIN"); err != nil {
+				return worded(err)
+			}
+			return fn(&tx)
+		})
+	}
+	return all.Wait()
 }
 
 func (s *Store) takeReader(ctx context.Context) (*conn, error) {

@@ -211,6 +211,9 @@ func thePool(c *cli.Context) (*session, appliance.Pool, error) {
 
 func getPool(c *cli.Context) error {
 	s, p, err := thePool(c)
+	if err == nil && p.Rollout == nil { // a list, in which names are looked up, does not say how far it is
+		p, err = s.findPool(c.Context, p.ID)
+	}
 	if err != nil {
 		return err
 	}
@@ -235,11 +238,25 @@ func poolSheet(s *sheet, r poolRow) {
 	s.fact("Class", fmt.Sprintf("%s, GPUs %s, %s", r.Class, r.Sharing, r.GPUModel))
 	s.fact("Provider", r.ProviderAccountID)
 	s.fact("Version", fmt.Sprintf("%d, made %s", r.Version, s.p.exact(&r.CreatedAt)))
+	if r.Rollout != nil {
+		s.fact("Rollout", r.Rollout.Message)
+	}
 	if r.capacity != nil {
 		capacitySheet(s, *r.capacity)
 	}
+	if r.Rollout != nil {
+		s.table("Changing now", rolloutTable(r.Rollout.Changing))
+		s.table("Waiting for their turn", rolloutTable(r.Rollout.Waiting))
+	}
 	s.table("Quota of this tenant", quotaTable(r.Quotas, nil))
 	s.lines("Policy", policyLines(r.Policy))
+}
+
+func rolloutTable(nodes []appliance.RolloutNode) *table {
+	return newTable(nodes,
+		field[appliance.RolloutNode]{column{head: "NODE"}, func(n appliance.RolloutNode) string { return n.Hostname }},
+		field[appliance.RolloutNode]{column{head: "WHAT", flex: true}, func(n appliance.RolloutNode) string { return n.Message }},
+	)
 }
 
 func poolCapacity(c *cli.Context) error {
@@ -276,6 +293,12 @@ func capacitySheet(s *sheet, got appliance.Capacity) {
 		field[string]{column{head: "ALLOCATED", right: true}, func(r string) string { return strconv.Itoa(got.Resources[r].Allocated) }},
 		field[string]{column{head: "TOTAL", right: true}, func(r string) string { return strconv.Itoa(got.Resources[r].Total) }},
 		field[string]{column{head: "FREE", right: true}, func(r string) string { return strconv.Itoa(got.Resources[r].Available) }},
+		field[string]{column{head: "RELEASING", right: true}, func(r string) string {
+			if n := got.Resources[r].Releasing; n > 0 {
+				return strconv.Itoa(n)
+			}
+			return ""
+		}},
 		field[string]{column{head: "ONE NODE CAN TAKE", right: true}, func(r string) string { return strconv.Itoa(got.Largest[r]) }},
 		field[string]{column{head: "SCATTERED", right: true}, func(r string) string {
 			return fmt.Sprintf("%.0f %%", 100*got.Resources[r].Fragmentation)

@@ -1,0 +1,249 @@
+package control
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/maphash"
+	"slices"
+
+	"github.com/bettercompute/bc/appliance"
+	"github.com/bettercompute/bc/appliance/plan"
+	"github.com/bettercompute/bc/appliance/store"
+)
+
+// load reads the whole state and compares its sums: an appliance that cannot
+// trust them must not go on.
+func (c *Control) load(ctx context.Context) error {
+	m := &c.mem
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.tenants, m.policies, m.pools = map[string]appliance.Tenant{}, map[string][]appliance.AccessPolicy{}, map[string]*pool{}
+	m.visible = map[string][]string{}
+	m.quotas, m.nodes = map[quotaKey]*counter{}, map[string]*node{}
+	m.byToken, m.byHost = map[string]string{}, map[string]string{}
+	m.waiting, m.turns, m.stirred, m.ends = map[string][]waiting{}, map[string]turn{}, map[string]bool{}, ends{}
+	m.dirtyQuotas, m.dirtyNodes = map[quotaKey]bool{}, map[string]bool{}
+	m.rolling, m.releasing = map[string]map[string]bool{}, map[string]map[string]*release{}
+	err := c.Store.Read(ctx, func(tx *store.Tx) error {
+		if err := c.loadTenants(tx); err != nil {
+			return err
+		}
+		return c.loadPools(tx)
+	})
+	if err != nil {
+		return err
+	}
+	l := loading{c: c, used: map[quotaKey]int{}, seed: maphash.MakeSeed()}
+	if m.index, err = plan.Fill(func(x *plan.Index) error { return l.fill(ctx, x) }); err != nil {
+		return err
+	}
+	for _, r := range l.pending {
+		m.waiting[r.PoolID] = append(m.waiting[r.PoolID], waitingOf(r))
+		if r.ExpiresAt != nil {
+			m.ends.set(r.ID, r.ExpiresAt)
+		}
+	}
+	return c.Store.Read(ctx, func(tx *store.Tx) error {
+		if err := c.loadRollouts(tx); err != nil {
+			return err
+		}
+		if err := c.loadReleasing(tx); err != nil {
+			return err
+		}
+		return l.compare(tx)
+	})
+}
+
+func (c *Control) loadTenants(tx *store.Tx) error {
+	all, err := tx.AllTenants()
+	if err != nil {
+		return err
+	}
+	for _, t := range all {
+		c.mem.tenants[t.ID] = t
+	}
+	for _, t := range all {
+		policies, err := tx.AccessPolicies(t.ID)
+		if err != nil {
+			return err
+		}
+		c.mem.policies[t.ID] = policies
+		if err := c.IAM.SetTenant(t.ID, c.mem.above(t.ID), policies); err != nil {
+			c.Log.Error("a tenant is locked out until its policy is mended: bc api iam.policies.put", "tenant", t.ID, "err", err)
+		}
+	}
+	return nil
+}
+
+func (c *Control) loadPools(tx *store.Tx) error {
+	all, err := tx.AllPools()
+	if err != nil {
+		return err
+	}
+	for _, p := range all {
+		facts, err := c.readPool(tx, p)
+		if err != nil {
+			return err
+		}
+		c.mem.pools[p.ID] = facts
+		quotas, err := tx.QuotasIn(p.ID)
+		if err != nil {
+			return err
+		}
+		for _, q := range quotas {
+			c.mem.quotas[quotaKey{q.TenantID, q.PoolID, q.Resource}] = &counter{max: q.Max, used: q.Used}
+		}
+	}
+	return nil
+}
+
+// loading is what a start knows while it reads.
+type loading struct {
+	c       *Control
+	ledgers []store.NodeLedger
+	held    []plan.Booking
+	pending []store.Claim
+	gaps    int64 // events that are missing
+	used    map[quotaKey]int
+
+	// What is booked by the reservations, and by the table of atoms.
+	seed          maphash.Seed
+	booked, atoms atomSum
+}
+
+// atomSum is the sum of the digests of different atoms with their holders: two
+// sets whose sums are the same are the same.
+type atomSum struct {
+	count int
+	sum   uint64
+}
+
+func (s *atomSum) add(digest uint64) {
+	s.count++
+	s.sum += digest
+}
+
+// fill reads nodes, bookings, and what they are compared with, side by side,
+// and puts them into the index. Nothing else runs yet that could write
+// meanwhile.
+func (l *loading) fill(ctx context.Context, x *plan.Index) error {
+	err := l.c.Store.ReadApart(ctx,
+		func(tx *store.Tx) error { return l.readNodes(tx, x) },
+		l.readHeld,
+		l.readAtoms,
+		l.readRest,
+	)
+	if err != nil {
+		return err
+	}
+	for _, b := range l.held {
+		if err := x.Book(b); err != nil {
+			return fmt.Errorf("two bookings of one thing: %w", err)
+		}
+	}
+	l.held = nil
+	return nil
+}
+
+func (l *loading) readNodes(tx *store.Tx, x *plan.Index) error {
+	m, now := &l.c.mem, l.c.Now()
+	var unpack plan.Unpacker
+	return tx.LoadNodes(func(rec *store.LoadedNode) error {
+		facts := plan.Node{Rows: rec.Ledger.Resources}
+		identify(&facts, m.pools[rec.PoolID], rec.NodeRecord)
+		if err := unpack.Unpack(plan.Packed(rec.Facts), &facts); err != nil {
+			return err
+		}
+		if _, err := x.PutNode(facts); err != nil {
+			return err
+		}
+		m.put(&node{
+			id: rec.ID, pool: rec.PoolID, hostname: rec.Hostname, token: rec.CredentialHash, machine: rec.MachineID,
+			state: rec.State, inventory: rec.InventoryHash, generation: rec.Ledger.Generation, version: rec.SpecVersion,
+			simulated: rec.Simulated, owned: rec.Control == appliance.ControlTenantOwned, seen: now,
+		})
+		l.ledgers = append(l.ledgers, rec.Ledger)
+		return nil
+	})
+}
+
+func (l *loading) readHeld(tx *store.Tx) error {
+	var text maphash.Hash
+	text.SetSeed(l.seed)
+	return tx.HeldReservations(func(r *appliance.Reservation) error {
+		for name, n := range r.Resources {
+			l.used[quotaKey{r.TenantID, r.PoolID, name}] += n
+		}
+		for i := range r.Placements {
+			for _, atom := range r.Placements[i].Atoms {
+				text.Reset()
+				for _, part := range [...]string{r.Placements[i].NodeID, "\t", atom, "\t", r.ID} {
+					text.WriteString(part)
+				}
+				l.booked.add(text.Sum64())
+			}
+		}
+		if r.ExpiresAt != nil {
+			l.c.mem.ends.set(r.ID, r.ExpiresAt)
+		}
+		l.held = append(l.held, bookingOf(*r))
+		return nil
+	})
+}
+
+func (l *loading) readAtoms(tx *store.Tx) error {
+	return tx.BookedAtoms(func(text string) { l.atoms.add(maphash.String(l.seed, text)) })
+}
+
+func (l *loading) readRest(tx *store.Tx) (err error) {
+	if l.pending, err = tx.PendingReservations(); err != nil {
+		return err
+	}
+	l.gaps, err = tx.EventGaps(newestEvents)
+	return err
+}
+
+// compare holds the sums of what was booked against the stored counters. What
+// differs is named by looking at everything again.
+func (l *loading) compare(tx *store.Tx) error {
+	var releasing findings
+	if err := l.c.verifyReleasing(tx, &releasing); err != nil {
+		return err
+	}
+	if l.gaps == 0 && l.booked == l.atoms && len(releasing) == 0 && l.sameQuotas() && l.sameLedgers() {
+		return nil
+	}
+	live, err := tx.LiveReservations()
+	if err != nil {
+		return err
+	}
+	if err := l.c.verify(tx, live, newestEvents); err != nil {
+		return err
+	}
+	return errors.New("the state adds up when it is read in full and not when it is read in short, so nothing was started; this is a fault of the program: please report it")
+}
+
+func (l *loading) sameQuotas() bool {
+	for k, q := range l.c.mem.quotas {
+		if q.used != l.used[k] {
+			return false
+		}
+		delete(l.used, k)
+	}
+	for _, n := range l.used { // of no quota row
+		if n > 0 {
+			return false
+		}
+	}
+	return true
+}
+
+func (l *loading) sameLedgers() bool {
+	for _, ledger := range l.ledgers {
+		if !slices.Equal(l.c.mem.index.Rows(ledger.NodeID), ledger.Resources) {
+			return false
+		}
+	}
+	return true
+}
