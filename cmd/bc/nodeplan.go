@@ -98,7 +98,11 @@ func planText(u wire.UnitPlan, undo bool) string {
 		}
 	}
 	if len(u.Steps) == 0 {
-		line("  ", "nothing to do: "+string(u.State))
+		nothing := "nothing to do: "
+		if u.State == wire.Failed || u.State == wire.Conflict {
+			nothing = "nothing can be done: "
+		}
+		line("  ", nothing+string(u.State))
 	}
 	if u.Reason != "" {
 		line("  ", u.Reason)
@@ -139,7 +143,10 @@ func planNeeds(plan appliance.NodePlan) []string {
 			needs["reboot"] = append(needs["reboot"], string(u.Kind))
 		}
 	}
-	out := []string{count(steps, "change") + "."}
+	out := []string{"No changes."}
+	if steps > 0 {
+		out[0] = count(steps, "change") + "."
+	}
 	if units := needs["idle GPU"]; len(units) > 0 {
 		out = append(out, "Waits for idle GPUs: "+strings.Join(units, ", ")+".")
 	}
