@@ -8,7 +8,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -314,7 +313,9 @@ func TestInsideTeardownWaitsForTheLastHolder(t *testing.T) {
 		t.Error("containers can still be given the devices")
 	}
 	in.await(t, "held from outside", func(r wallReport) bool {
-		return strings.Contains(r.states["res_1"].held, "/dev/nvidia0 is held by ") && strings.Contains(r.states["res_1"].held, "(pid "+strconv.Itoa(holder.Process.Pid)+")")
+		s := r.states["res_1"]
+		return strings.Contains(s.held, "/dev/nvidia0 is held by ") && len(s.by) == 1 && !s.since.IsZero() &&
+			s.by[0] == wire.Holder{PID: holder.Process.Pid, Command: "sleep", User: "root", Device: "/dev/nvidia0"}
 	})
 	if took := time.Since(began); took < in.grace {
 		t.Errorf("the service was killed after %v, before its %v were over", took, in.grace)
