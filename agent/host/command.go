@@ -1,7 +1,6 @@
 package host
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -22,6 +21,7 @@ var Programs = map[string]time.Duration{
 	"update-initramfs": 10 * time.Minute,
 	"dracut":           10 * time.Minute,
 	"modprobe":         time.Minute,
+	"kubeadm":          5 * time.Minute,
 }
 
 var programDirs = []string{"/usr/sbin", "/usr/bin", "/sbin", "/bin"}
@@ -64,7 +64,7 @@ func run(ctx context.Context, argv []string) error {
 	// it would write on while boot files are put back.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
-	var out bytes.Buffer
+	var out lastWords
 	cmd.Stdout, cmd.Stderr = &out, &out
 	err := cmd.Run()
 	switch {
@@ -73,15 +73,16 @@ func run(ctx context.Context, argv []string) error {
 	case ctx.Err() != nil:
 		return fmt.Errorf("run %s: %w", strings.Join(argv, " "), ctx.Err())
 	case errors.Is(limited.Err(), context.DeadlineExceeded):
-		return fmt.Errorf("run %s: it did not end within %v and was stopped", strings.Join(argv, " "), limit)
+		err = fmt.Errorf("it did not end within %v and was stopped", limit)
 	}
-	return &CommandError{Argv: argv, Output: tail(out.String()), Err: err}
+	return &CommandError{Argv: argv, Output: tail(out.String()), Log: out.String(), Err: err}
 }
 
 // CommandError is a program that ran and failed.
 type CommandError struct {
 	Argv   []string
 	Output string // its last lines
+	Log    string // its last 64 KiB
 	Err    error
 }
 

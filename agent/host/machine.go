@@ -51,6 +51,12 @@ type Edge interface {
 	UnitActive(ctx context.Context, unit string) bool
 	// FreeBytes is what can still be written in a folder.
 	FreeBytes(dir string) (uint64, error)
+	// WriteSecret makes a file that only root reads.
+	WriteSecret(name string, data []byte) error
+	// Version asks kubeadm or kubelet for its version: "" without one.
+	Version(ctx context.Context, program string) string
+	// ClockSynced reports whether the clock is kept by another one.
+	ClockSynced() bool
 	// CanReboot says why Reboot could do nothing here, nil if it could.
 	CanReboot() error
 	// Reboot has the machine shut down in order and start anew through its

@@ -7,18 +7,17 @@ import (
 	"crypto/x509"
 	"encoding/hex"
 	"encoding/pem"
-	"fmt"
 	"net/url"
 	"strings"
 
 	"sigs.k8s.io/yaml"
 
+	"github.com/bettercompute/bc/agent/host"
 	"github.com/bettercompute/bc/agent/wire"
 )
 
-// k8sJoin says whether the machine is in the wanted cluster. It joins none and
-// leaves none: a person does, with the command that the status shows, for the
-// token has no way to the machine yet.
+// k8sJoin joins the machine to the wanted cluster if it is in none. It leaves
+// none, and touches no other: that ends what runs in it, so a person does it.
 type k8sJoin struct{}
 
 // kubeletConf is where kubeadm puts what a kubelet knows of its cluster.
@@ -30,7 +29,7 @@ func (k8sJoin) Plan(s Scene) Plan {
 	data, err := s.Machine.ReadFile(kubeletConf)
 	if err != nil {
 		p.Got = "no cluster"
-		p.State, p.Reason = wire.Unsupported, "this version of the agent does not run kubeadm. Join this machine by hand: "+joinCommand(want)
+		joinPlan(s, &p)
 		return p
 	}
 	var conf struct {
@@ -46,6 +45,9 @@ func (k8sJoin) Plan(s Scene) Plan {
 		p.State, p.Reason = wire.Failed, kubeletConf+" cannot be read as the kubeconfig of one cluster"
 		return p
 	}
+	if s.Machine.LeavesToken() {
+		p.Steps = []Step{{Change: host.DropToken{}, Again: true}}
+	}
 	c := conf.Clusters[0].Cluster
 	p.Got = c.Server
 	if len(c.CA) == 0 && c.CAFile != "" {
@@ -58,21 +60,31 @@ func (k8sJoin) Plan(s Scene) Plan {
 		p.State, p.Reason = wire.Conflict, "the cluster that this machine is in has another CA than "+want.CACertSHA256
 	case !s.Machine.UnitActive(context.Background(), "kubelet.service"):
 		p.State, p.Reason = wire.Failed, "the kubelet does not run; see systemctl status kubelet"
-	case len(want.Labels)+len(want.Taints) > 0:
-		p.State, p.Reason = wire.Partial, "this version of the agent sets no labels and taints on the Kubernetes node: set them with kubectl"
+	case joinedAs(want) != "" && !s.joinedAs(joinedAs(want)):
+		p.State, p.Reason = wire.Partial, "labels and taints are given to a Kubernetes node when it joins, and this one had joined otherwise: set them with kubectl"
 	}
 	return p
 }
 
-// Remove leaves the cluster to people: leaving it ends what runs in it.
-func (k8sJoin) Remove(Scene) []Step { return nil }
-
-func joinCommand(want *wire.K8sJoin) string {
-	u, err := url.Parse(want.APIServer)
-	if err != nil {
-		return "kubeadm join" // Validate refuses such a server
+// Remove leaves the cluster to people.
+func (k8sJoin) Remove(s Scene) []Step {
+	var steps []Step
+	if s.Machine.LeavesToken() {
+		steps = append(steps, Step{Change: host.DropToken{}})
 	}
-	return fmt.Sprintf("kubeadm join %s --discovery-token-ca-cert-hash %s --token TOKEN", hostPort(u), want.CACertSHA256)
+	if begun, _ := host.Joining(s.Prior); !begun {
+		return steps
+	}
+	why := "this machine is still in its Kubernetes cluster; to take it out, \"kubectl drain\" and \"kubectl delete node\" it, and run \"kubeadm reset\" here"
+	if !s.Machine.Exists(kubeletConf) {
+		why = "this machine is in no Kubernetes cluster"
+	}
+	return append(steps, Step{Change: host.Left{Why: why}})
+}
+
+func (s Scene) joinedAs(as string) bool {
+	_, joining := host.Joining(s.Prior)
+	return joining == as
 }
 
 func hostPort(u *url.URL) string {

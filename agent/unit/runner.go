@@ -234,6 +234,9 @@ func (r *Runner) scene(kind wire.UnitKind, d Desired) (Scene, error) {
 	if usesGPUs(kind) {
 		s.GPUs = look(r.GPUs)
 	}
+	if kind == wire.UnitK8sJoin {
+		s.Unsettled = r.unsettled()
+	}
 	for _, name := range r.Ledger.Units(host.Priors) {
 		var p host.Prior
 		if _, err := r.Ledger.Load(host.Priors, name, &p); err != nil {

@@ -33,6 +33,9 @@ type Scene struct {
 	Held    []string      // UUIDs of the GPUs that a booking holds
 	GPUs    gpu.States    // of units that look at GPUs
 	Prior   host.Prior    // what the unit found and wrote
+	// Unsettled is a unit that is still to change the machine, of a unit that
+	// comes after all others.
+	Unsettled *wire.UnitStatus
 	// Arguments are the kernel arguments that all units keep, by their name.
 	Arguments map[string]host.Arguments
 	BootID    string

@@ -23,6 +23,8 @@ func (e *edge) program(argv []string) error {
 		return e.grubby(argv)
 	case "kernel-install":
 		return e.kernelInstall(argv)
+	case "kubeadm":
+		return e.kubeadm(argv)
 	case "modprobe":
 		return e.modprobe(argv[len(argv)-1])
 	case "update-initramfs", "dracut":

@@ -192,6 +192,7 @@ type edge struct {
 	dieIn    string
 	active   map[string]bool
 	units    map[string]func() error
+	cluster  *Cluster
 	boot     int
 	// grubStuck says that GRUB cannot write.
 	grubStuck bool
