@@ -47,7 +47,7 @@ func bootMachine(t *testing.T, name string) *machine {
 	}
 
 	m := &machine{t: t, tool: "vm/vm", name: name, env: append(os.Environ(),
-		"BC_VM_MEM_PER_NODE=5120", fmt.Sprintf("BC_VM_BOOT_LIMIT=%d", int(bootLimit.Seconds())))}
+		"BC_VM_MEM_PER_NODE=6144", fmt.Sprintf("BC_VM_BOOT_LIMIT=%d", int(bootLimit.Seconds())))}
 	_, _ = m.harness("stop", "--now") // what an interrupted test left
 	t.Cleanup(func() {
 		if t.Failed() {
