@@ -151,11 +151,12 @@ func (r *Runner) sync(ctx context.Context, kind wire.UnitKind, d Desired) wire.U
 		}
 		return r.stamp(r.leave(kind, d))
 	}
-	if status, settled := r.settled(kind, d); settled {
-		return status
-	}
-	if err := r.want(ctx, name, d); err != nil {
+	status, settled := r.settled(kind, d)
+	if err := r.want(ctx, name, d, settled); err != nil {
 		return r.stamp(failed(kind, err))
+	}
+	if settled {
+		return status
 	}
 	if r.Services && r.Machine.UnitInstalled(ctx, Service(kind)) {
 		if status, ok := r.byService(ctx, kind, d); ok {
@@ -252,8 +253,10 @@ func (r *Runner) scene(kind wire.UnitKind, d Desired) (Scene, error) {
 	return s, nil
 }
 
-// want writes the desired state where the unit that applies it reads it.
-func (r *Runner) want(ctx context.Context, name string, d Desired) error {
+// want writes the desired state where the unit that applies it reads it. For a
+// unit with nothing to do a new generation alone is not worth a write: each
+// booking on the node makes one.
+func (r *Runner) want(ctx context.Context, name string, d Desired, settled bool) error {
 	unlock, err := r.Ledger.Lock(ctx)
 	if err != nil {
 		return err
@@ -261,7 +264,7 @@ func (r *Runner) want(ctx context.Context, name string, d Desired) error {
 	defer unlock()
 	var before Desired
 	if known, err := r.Ledger.Load(host.Desired, name, &before); err == nil && known &&
-		before.hash() == d.hash() && before.Generation == d.Generation && before.UpIn == d.UpIn && slices.Equal(before.Held, d.Held) {
+		before.hash() == d.hash() && (settled || before.Generation == d.Generation) && before.UpIn == d.UpIn && slices.Equal(before.Held, d.Held) {
 		return nil
 	}
 	return r.Ledger.Save(host.Desired, name, d)
@@ -273,7 +276,7 @@ func (r *Runner) want(ctx context.Context, name string, d Desired) error {
 func (r *Runner) settled(kind wire.UnitKind, d Desired) (wire.UnitStatus, bool) {
 	var last Result
 	known, err := r.Ledger.Load(host.Results, string(kind), &last)
-	if err != nil || !known || last.Desired != d.hash() || last.BootID != r.Machine.BootID() || last.Generation != d.Generation {
+	if err != nil || !known || last.Desired != d.hash() || last.BootID != r.Machine.BootID() {
 		return wire.UnitStatus{}, false
 	}
 	if r.Now().Before(last.NextTry) {
@@ -339,7 +342,7 @@ func (r *Runner) Remove(ctx context.Context, kind wire.UnitKind) (wire.UnitStatu
 		return wire.UnitStatus{}, false, nil
 	}
 	// Should not all be put back now, the next boot goes on with it.
-	if err := r.want(ctx, string(kind), Desired{}); err != nil {
+	if err := r.want(ctx, string(kind), Desired{}, false); err != nil {
 		return wire.UnitStatus{}, true, err
 	}
 	status, err := r.apply(ctx, kind, Desired{})

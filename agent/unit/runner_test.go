@@ -418,6 +418,36 @@ func TestInstalledServicesApplyTheirUnits(t *testing.T) {
 	}
 }
 
+// Each booking makes a new generation. It runs no unit again that has nothing to
+// do, and what the unit must know of bookings at the next boot is noted.
+func TestBookingsRunNoSettledUnitAgain(t *testing.T) {
+	b := newBench(t, "debian-amd")
+	b.Services = true
+	b.Install("bc-cpu.service", func() error {
+		_, _, err := (&unit.Runner{Machine: b.Machine.Machine, Ledger: b.Ledger, Manage: true, Now: b.Now, Log: b.Log}).Apply(context.Background(), wire.UnitCPU)
+		return err
+	})
+	want := units(t, `{"cpu":{"governor":"performance"}}`)
+	b.sync(want)
+	b.Ran()
+	booked := wire.NodeSpec{Generation: 8, Units: want, Bindings: []wire.Binding{{ReservationID: "res_1", Devices: []wire.Device{{UUID: "GPU-1"}}}}}
+	if s := one(t, b.Sync(context.Background(), booked)); s.State != wire.InSync {
+		t.Errorf("%+v", s)
+	}
+	if ran := b.Ran(); len(ran) > 0 {
+		t.Errorf("a booking ran %q", ran)
+	}
+	var d unit.Desired
+	if _, err := b.Ledger.Load(host.Desired, "cpu", &d); err != nil || !slices.Equal(d.Held, []string{"GPU-1"}) {
+		t.Errorf("a boot would know of %v as booked: %v", d.Held, err)
+	}
+	booked.Generation, booked.Units = 9, units(t, `{"cpu":{"governor":"schedutil"}}`)
+	b.Sync(context.Background(), booked)
+	if ran := b.Ran(); !slices.Equal(ran, []string{"systemctl restart bc-cpu.service"}) {
+		t.Errorf("another policy ran %q", ran)
+	}
+}
+
 func TestServiceThatFailsWithoutAResultIsReported(t *testing.T) {
 	b := newBench(t, "debian-amd")
 	b.Services = true
