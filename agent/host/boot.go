@@ -192,7 +192,7 @@ func (r *Root) blsEntries(vars map[string]string) []BootEntry {
 	var entries []BootEntry
 	for _, dir := range loaderDirs {
 		for _, file := range r.Glob(dir + "/entries/*.conf") {
-			if strings.Contains(path.Base(file), "rescue") {
+			if strings.Contains(path.Base(file), "rescue") || path.Base(file) == LoaderTrial {
 				continue
 			}
 			data, err := r.ReadHead(file, 64<<10)
@@ -200,16 +200,14 @@ func (r *Root) blsEntries(vars map[string]string) []BootEntry {
 				continue
 			}
 			e := BootEntry{File: file}
-			for line := range strings.Lines(string(data)) {
-				key, value, _ := strings.Cut(strings.ReplaceAll(strings.TrimSpace(line), "\t", " "), " ")
-				value = strings.TrimSpace(value)
-				switch key {
+			for _, line := range loaderLines(data) {
+				switch line.Key {
 				case "linux":
-					e.Kernel = value
+					e.Kernel = line.Value
 				case "version":
-					e.Version = value
+					e.Version = line.Value
 				case "options":
-					e.Arguments = append(e.Arguments, expand(value, vars)...)
+					e.Arguments = append(e.Arguments, expand(line.Value, vars)...)
 				}
 			}
 			if e.Kernel != "" {

@@ -123,17 +123,30 @@ func (c CheckEntries) Apply(_ context.Context, m *Machine, j *Journal) error {
 	return j.keep(&written)
 }
 
-// CheckNext reads back which entry GRUB boots next, once, and ends a Guard.
-type CheckNext struct{ ID string }
+// CheckNext reads back which entry boots next, once, and ends a Guard. Only now
+// is it known that arguments of a unit are armed: until then they were to be.
+type CheckNext struct {
+	ID   string
+	Arms bool // arguments of this unit are in the entry
+}
 
-func (c CheckNext) String() string { return "check that GRUB boots " + c.ID + " next" }
+func (c CheckNext) String() string { return "check that the next boot is that of " + c.ID }
 
-// Apply is an error if GRUB's environment says another.
+// Apply is an error if the boot loader's memory says another.
 func (c CheckNext) Apply(_ context.Context, m *Machine, j *Journal) error {
-	if now := m.GRUBNext(); now != c.ID {
-		return fmt.Errorf("%s was told to boot %s next, and says %q", GRUBEnvironment, c.ID, now)
+	if now := m.NextBoot(); now != c.ID {
+		return fmt.Errorf("the boot loader was told to boot %s next, and says %q", c.ID, now)
 	}
-	return j.ledger.Drop(guards, j.unit)
+	if err := j.ledger.Drop(guards, j.unit); err != nil {
+		return err
+	}
+	a := j.prior.Arguments
+	if !c.Arms || a == nil || a.Trial != TrialWaits {
+		return nil
+	}
+	armed := *a
+	armed.Trial, armed.BootID, armed.At = TrialArmed, j.bootID, j.now().UTC()
+	return j.keep(&armed)
 }
 
 // CheckWritable finds out whether a folder can be written, by writing: what is
@@ -154,10 +167,9 @@ func (c CheckWritable) Apply(_ context.Context, m *Machine, _ *Journal) error {
 // rollBack puts guarded files back after a change that failed, and answers the
 // failure with what became of them.
 func (j *Journal) rollBack(m *Machine, failure error) error {
-	armed := j.ledger.guarding(j.unit, GRUBEnvironment)
 	restored, err := j.ledger.rollBack(m, j.unit, false)
-	if a := j.prior.Arguments; armed && err == nil && a != nil && a.Trial == TrialArmed {
-		waits := *a // GRUB was not told of it
+	if a, next := j.prior.Arguments, m.NextBoot(); err == nil && a != nil && a.Trial == TrialArmed && a.BootID == j.bootID && next != TrialEntry && next != LoaderTrial {
+		waits := *a // the boot loader knows of it no longer
 		waits.Trial = TrialWaits
 		err = j.keep(&waits)
 	}
@@ -173,13 +185,6 @@ func (j *Journal) rollBack(m *Machine, failure error) error {
 		return fmt.Errorf("%w; and %s: %w", failure, c, err)
 	}
 	return fmt.Errorf("%w; %s", failure, c)
-}
-
-// guarding reports whether a file of a unit is guarded.
-func (l *Ledger) guarding(unit, name string) bool {
-	var g guard
-	known, err := l.Load(guards, unit, &g)
-	return err == nil && known && slices.ContainsFunc(g.Files, func(f guardedFile) bool { return f.Path == name })
 }
 
 type putBack []string
@@ -311,11 +316,9 @@ func (c KeepArguments) String() string {
 		return "note that the machine came up with " + tokens
 	case c.Trial == TrialFailed:
 		return "note that the machine did not come up with " + tokens
-	case c.Trial == TrialWaits:
-		return "note kernel arguments, to be tried later: " + tokens
 	}
 	text := "note kernel arguments"
-	if c.Trial == TrialArmed {
+	if c.Trial == TrialWaits {
 		text += " for a trial"
 	}
 	if text += ": " + tokens; len(c.Old) > 0 {

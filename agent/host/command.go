@@ -17,6 +17,7 @@ var Programs = map[string]time.Duration{
 	"update-grub":      2 * time.Minute,
 	"grub-editenv":     time.Minute,
 	"grubby":           2 * time.Minute,
+	"bootctl":          time.Minute,
 	"kernel-install":   5 * time.Minute,
 	"update-initramfs": 10 * time.Minute,
 	"dracut":           10 * time.Minute,

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"iter"
 	"path"
 	"regexp"
 	"slices"
@@ -72,17 +73,13 @@ func (r *Root) grubWrites(dir string) error {
 	if err != nil {
 		return fmt.Errorf("it cannot be told what holds %s, and so whether GRUB can write there", dir)
 	}
-	var device, kind, at string
-	for line := range strings.Lines(string(data)) { // proc_pid_mountinfo(5)
-		left, right, ok := strings.Cut(line, " - ")
-		f, g := strings.Fields(left), strings.Fields(right)
-		if !ok || len(f) < 5 || len(g) < 1 {
-			continue
-		}
-		if under := f[4] == "/" || f[4] == dir || strings.HasPrefix(dir, f[4]+"/"); under && len(f[4]) >= len(at) {
-			device, at, kind = f[2], f[4], g[0] // the last mount of a place hides the others
+	var under mount
+	for m := range mounts(data) {
+		if (m.at == "/" || m.at == dir || strings.HasPrefix(dir, m.at+"/")) && len(m.at) >= len(under.at) {
+			under = m // the last mount of a place hides the others
 		}
 	}
+	device, kind := under.device, under.kind
 	if !slices.Contains([]string{"ext2", "ext3", "ext4", "xfs", "vfat"}, kind) {
 		return fmt.Errorf("GRUB cannot write to %s, which is on %s", dir, orUnknown(kind))
 	}
@@ -91,6 +88,31 @@ func (r *Root) grubWrites(dir string) error {
 		return fmt.Errorf("GRUB cannot write to %s, which is on %s: RAID, LVM or encryption lies between", dir, orUnknown(name))
 	}
 	return nil
+}
+
+// mount is a line of proc_pid_mountinfo(5).
+type mount struct {
+	device, at, kind string
+	readOnly         bool
+}
+
+func mounts(data []byte) iter.Seq[mount] {
+	return func(yield func(mount) bool) {
+		for line := range strings.Lines(string(data)) {
+			left, right, ok := strings.Cut(line, " - ")
+			f, g := strings.Fields(left), strings.Fields(right)
+			if !ok || len(f) < 6 || len(g) < 1 {
+				continue
+			}
+			m := mount{device: f[2], at: f[4], kind: g[0]}
+			for _, options := range append(f[5:6], g[len(g)-1]) {
+				m.readOnly = m.readOnly || slices.Contains(strings.Split(options, ","), "ro")
+			}
+			if !yield(m) {
+				return
+			}
+		}
+	}
 }
 
 func orUnknown(name string) string {

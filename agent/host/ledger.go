@@ -215,7 +215,7 @@ type Trial string
 
 // The states of a trial. Without one, arguments are written at once.
 const (
-	TrialWaits  Trial = "waits"  // the boot loader is told by someone else what to boot next
+	TrialWaits  Trial = "waits"  // they are to be tried; nobody has seen yet that the boot loader knows
 	TrialArmed  Trial = "armed"  // the next boot tries them
 	TrialPassed Trial = "passed" // the machine came up with them
 	TrialFailed Trial = "failed" // the machine was booted since, and came up without them

@@ -2,6 +2,7 @@ package unit
 
 import (
 	"fmt"
+	"path"
 	"slices"
 	"strings"
 
@@ -13,8 +14,8 @@ import (
 // below, one way for each boot loader (arguments_grub.go, arguments_entries.go).
 // An argument is added to what boots normally and never to rescue entries;
 // nothing that others set is changed; and what was written is read back from the
-// entries that will boot. Where GRUB can, new ones boot once before they are
-// written for good (arguments_trial.go).
+// entries that will boot. Where the boot loader can, new ones boot once before
+// they are written for good (arguments_trial.go).
 
 // arguments is how the kernel arguments of a unit stand, and what is left to be
 // done for them.
@@ -29,7 +30,7 @@ const (
 	// maxCommandLine is COMMAND_LINE_SIZE of x86-64, the smallest of the
 	// architectures that are supported. The kernel cuts off what is longer.
 	maxCommandLine = 2048
-	bootFree       = 4 << 20 // bytes that /boot needs for a new grub.cfg or entries
+	bootFree       = 4 << 20 // bytes that a new grub.cfg or new entries need
 )
 
 // planArguments compares the kernel arguments that a unit wants with what will
@@ -71,16 +72,27 @@ func planArguments(s Scene, unit string, tokens []string) arguments {
 		out = c.forGood()
 	}
 	if slices.ContainsFunc(out.steps, func(step Step) bool { return step.Needs == NeedsReboot }) {
-		if free, err := s.Machine.FreeBytes("/boot"); err == nil && free < bootFree {
+		boot := bootFolder(entries)
+		if free, err := s.Machine.FreeBytes(boot); err == nil && free < bootFree {
 			out.steps = slices.DeleteFunc(out.steps, func(step Step) bool {
 				keep, ok := step.Change.(host.KeepArguments) // that a trial was passed stays true
 				return !ok || keep.Trial != host.TrialPassed
 			})
 			out.state = wire.Failed
-			out.reason = fmt.Sprintf("/boot has %d KiB left, and a change of kernel arguments needs %d: remove an old kernel", free>>10, bootFree>>10)
+			out.reason = fmt.Sprintf("%s has %d KiB left, and a change of kernel arguments needs %d: remove an old kernel", boot, free>>10, bootFree>>10)
 		}
 	}
 	return out
+}
+
+// bootFolder is the file system that the boot loader's entries are on.
+func bootFolder(entries []host.BootEntry) string {
+	if len(entries) > 0 {
+		if dir, ok := strings.CutSuffix(path.Dir(entries[0].File), "/loader/entries"); ok {
+			return dir
+		}
+	}
+	return "/boot"
 }
 
 // change is a comparison of what one unit wants with a machine whose kernel

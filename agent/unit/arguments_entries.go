@@ -59,6 +59,10 @@ func bootPath(kernel string) string {
 // kernelInstallSteps writes the whole line that kernels are installed with, and
 // installs the entry of each kernel again.
 func (c change) kernelInstallSteps() []Step {
+	stale := slices.ContainsFunc(c.entries, func(e host.BootEntry) bool { return e.Lacks(c.tokens, c.old) })
+	if len(c.tokens) == 0 && !stale && !c.Machine.Exists(kernelCommandLine) {
+		return nil // nothing was ever written
+	}
 	// Without the file kernel-install would take the running kernel's line, so
 	// it starts from that of an entry.
 	steps := c.commandLineSteps(without(c.entries[0].Arguments, keptByAll(c.Scene)))
@@ -98,4 +102,40 @@ func (c change) commandLineSteps(seed []string) []Step {
 		return nil
 	}
 	return []Step{{Change: host.Edit{Path: kernelCommandLine, Old: string(data), New: text}, Needs: NeedsReboot, Undo: "the arguments are taken out of the line"}}
+}
+
+// loaderOnce boots a copy of the default entry by systemd-boot's one-shot variable,
+// which it deletes before it starts a kernel. Boot counting would do less: systemd
+// takes the counter away once the machine is up, and does not ask the agent.
+func (c change) loaderOnce() once {
+	return once{
+		loader: "systemd-boot", id: host.LoaderTrial, file: c.Machine.LoaderTrialFile(), lasts: path.Dir(kernelCommandLine),
+		set:   []string{"bootctl", "set-oneshot", host.LoaderTrial},
+		unset: []string{"bootctl", "set-oneshot", ""},
+		tries: c.Machine.LoaderTries,
+		copy: func(without, with []string) (string, error) {
+			lines, err := c.Machine.LoaderDefault()
+			if err != nil {
+				return "", err
+			}
+			return loaderTrial(lines, without, with), nil
+		},
+	}
+}
+
+// loaderTrial is an entry with other arguments. It has no sort-key, and so comes
+// behind the entry that it is a copy of, which has one.
+func loaderTrial(lines []host.LoaderLine, kept, tokens []string) string {
+	text := "title Kernel arguments on trial (Better Compute)\n"
+	var options []string
+	for _, l := range lines {
+		switch l.Key {
+		case "title", "sort-key":
+		case "options":
+			options = append(options, strings.Fields(l.Value)...)
+		default:
+			text += l.Key + " " + l.Value + "\n"
+		}
+	}
+	return text + "options " + strings.Join(append(without(options, kept), tokens...), " ") + "\n"
 }

@@ -3,9 +3,6 @@ package unit
 import (
 	"context"
 	"fmt"
-	"path"
-	"regexp"
-	"slices"
 	"strings"
 
 	"github.com/bettercompute/bc/agent/host"
@@ -13,48 +10,63 @@ import (
 )
 
 // A trial boots new kernel arguments once. The entry that boots by default is
-// copied, with the arguments of all units that wait for a boot, to a file that
-// grub.cfg reads at its end, and GRUB is told to boot the copy next. GRUB forgets
-// that before it starts a kernel. So a machine that does not come up with the
-// arguments comes up without them at the boot after: until the agent is up and
-// confirms, nothing is written that lasts.
+// copied, with the arguments of all units that wait for a boot, and the boot loader
+// is told to boot the copy next. It forgets that before it starts a kernel. So a
+// machine that does not come up with the arguments comes up without them at the
+// boot after: until the agent is up and confirms, nothing is written that lasts.
 //
-// grub.cfg itself is not touched by a trial, and a new kernel that is installed
-// meanwhile changes nothing: the copy follows the default entry at the next
-// comparison, and if its kernel is gone by then, GRUB falls back to its first entry.
+// Nothing else of the boot loader is touched by a trial, and a new kernel that is
+// installed meanwhile changes nothing: the copy follows the default entry at the
+// next comparison, and if its kernel is gone by then, the loader takes another.
 
-// trialID is what GRUB knows the trial's entry by.
-const trialID = "better-compute-trial"
+// once is how a boot loader boots an entry one time, and never again by itself.
+type once struct {
+	loader     string   // for people
+	id         string   // what the loader knows the trial's entry by
+	file       string   // with the entry; the agent's own
+	memory     string   // a file in which the loader keeps what to boot next; "": the firmware does
+	lasts      string   // the folder in which arguments are written for good
+	set, unset []string // programs that have the trial's entry boot next, or no longer
+
+	tries func() error // why it cannot be done on this machine, nil if it can
+	// copy is the entry that boots by default, without some arguments and with others.
+	copy func(without, with []string) (string, error)
+}
+
+// once reports false for a boot loader that has no such way.
+func (c change) once() (once, bool) {
+	switch c.Machine.BootLoader() {
+	case host.LoaderGRUBDebian:
+		return c.grubOnce(), true
+	case host.LoaderSystemdBoot:
+		return c.loaderOnce(), true
+	}
+	return once{}, false
+}
 
 // cannotTry says why new arguments cannot be booted just once on this machine.
 func (c change) cannotTry() string {
-	switch c.Machine.BootLoader() {
-	case host.LoaderGRUBDebian:
-	case host.LoaderGRUBBLS:
+	o, ok := c.once()
+	switch {
+	case ok:
+	case c.Machine.BootLoader() == host.LoaderGRUBBLS:
 		// A copy of an entry has the kernel of the entry, by which grubby finds what
 		// to change, and where no default is saved GRUB would take it for the newest.
 		return "with boot loader entries, GRUB has no entry that would boot just once"
 	default:
 		return "the agent knows no entry of this boot loader that would boot just once"
 	}
-	if !c.Machine.CanRun("grub-editenv") {
-		return "grub-editenv cannot be run here"
+	if !c.Machine.CanRun(o.set[0]) {
+		return o.set[0] + " cannot be run here"
 	}
-	if err := c.Machine.GRUBTries(); err != nil {
+	if err := o.tries(); err != nil {
 		return err.Error()
 	}
-	if _, err := c.Machine.GRUBDefault(); err != nil {
+	if _, err := o.copy(nil, inOrder(c.Scene, c.unit, c.tokens, everything)); err != nil {
 		return err.Error()
-	}
-	all := inOrder(c.Scene, c.unit, c.tokens, everything)
-	if i := slices.IndexFunc(all, func(t string) bool { return !plainToken.MatchString(t) }); i >= 0 {
-		return fmt.Sprintf("%s would have to be quoted in GRUB's file", all[i])
 	}
 	return ""
 }
-
-// plainToken is what a GRUB script takes as it stands.
-var plainToken = regexp.MustCompile(`^[A-Za-z0-9_.,:=/+@%-]+$`)
 
 // onTrial is the plan of arguments that are to be tried, or are being tried. It
 // reports false for those that are to be written for good, or to be given up.
@@ -139,30 +151,38 @@ func (c change) triedTogether() []string {
 	return all
 }
 
-// arm has the next boot try the arguments.
+// arm has the next boot try the arguments. They are noted first as what is to be
+// tried, and as armed when the boot loader was seen to know: what was never armed
+// cannot have failed.
 func (c change) arm() arguments {
+	o, _ := c.once()
 	out := arguments{state: wire.PendingReboot}
-	keep := host.KeepArguments{Tokens: c.tokens, Old: c.old, Trial: host.TrialArmed, Standing: c.kept.Lasting()}
+	keep := host.KeepArguments{Tokens: c.tokens, Old: c.old, Trial: host.TrialWaits, Standing: c.kept.Lasting()}
 	if c.same {
 		keep.Old, keep.Standing = c.kept.Old, c.kept.Standing
 	}
-	if next := c.Machine.GRUBNext(); next != "" && next != trialID {
-		keep.Trial = host.TrialWaits
-		out.reason = fmt.Sprintf("GRUB was told by someone else to boot %q next; the boot after that tries %s", next, strings.Join(c.tokens, " "))
-	} else {
-		out.reason = "the next boot tries " + strings.Join(c.tokens, " ") +
-			", for good once the agent is up; if it does not get there, the boot after goes without"
+	if next := c.Machine.NextBoot(); next != "" && next != o.id {
+		out.reason = fmt.Sprintf("%s was told by someone else to boot %q next; the boot after that tries %s", o.loader, next, strings.Join(c.tokens, " "))
+		if !c.noted(keep) {
+			out.steps = []Step{note(keep)}
+		}
+		return out
 	}
-	if !c.noted(keep) {
-		if _, others := c.armed(nil); !others && keep.Trial == host.TrialArmed {
-			out.steps = append(out.steps, Step{Change: host.CheckWritable{Dir: path.Dir(grubDropIn)}, Again: true})
+	out.reason = "the next boot tries " + strings.Join(c.tokens, " ") +
+		", for good once the agent is up; if it does not get there, the boot after goes without"
+	if !c.isArmed() && !c.noted(keep) {
+		if _, others := c.armed(nil); !others {
+			out.steps = append(out.steps, Step{Change: host.CheckWritable{Dir: o.lasts}, Again: true})
 		}
 		out.steps = append(out.steps, note(keep))
 	}
-	if keep.Trial == host.TrialArmed {
-		out.steps = append(out.steps, c.trialSteps(c.tokens)...)
-	}
+	out.steps = append(out.steps, c.trialSteps(c.tokens)...)
 	return out
+}
+
+// isArmed reports whether the next boot tries what this unit wants.
+func (c change) isArmed() bool {
+	return c.same && c.kept.Trial == host.TrialArmed && c.kept.BootID == c.BootID
 }
 
 // armed are the arguments that the next boot is to have if it is the trial's,
@@ -186,7 +206,8 @@ func (c change) armed(tokens []string) (all []string, any bool) {
 // disarm takes the arguments of this unit out of the trial, and takes the trial
 // away if no unit is left in it.
 func (c change) disarm() []Step {
-	if c.Machine.BootLoader() != host.LoaderGRUBDebian {
+	o, ok := c.once()
+	if !ok {
 		return nil
 	}
 	if _, any := c.armed(nil); any {
@@ -196,11 +217,11 @@ func (c change) disarm() []Step {
 		return nil // it is of others, who look after it
 	}
 	var steps []Step
-	if c.Machine.GRUBNext() == trialID && c.Machine.CanRun("grub-editenv") {
-		steps = append(steps, Step{Change: host.Command("grub-editenv", host.GRUBEnvironment, "unset", "next_entry"), Again: true})
+	if c.Machine.NextBoot() == o.id && c.Machine.CanRun(o.unset[0]) {
+		steps = append(steps, Step{Change: host.Command(o.unset...), Again: true})
 	}
-	if now, err := c.Machine.ReadManaged(host.GRUBCustom); err == nil && now.Exists && now.Ours {
-		steps = append(steps, Step{Change: host.RemoveManaged{Path: host.GRUBCustom}, Again: true})
+	if now, err := c.Machine.ReadManaged(o.file); err == nil && now.Exists && now.Ours {
+		steps = append(steps, Step{Change: host.RemoveManaged{Path: o.file}, Again: true})
 	}
 	return steps
 }
@@ -208,67 +229,39 @@ func (c change) disarm() []Step {
 // trialSteps have the next boot be the trial's, with the arguments of this unit
 // and of all others that are tried.
 func (c change) trialSteps(tokens []string) []Step {
-	entry, err := c.Machine.GRUBDefault()
+	o, _ := c.once()
+	all, _ := c.armed(tokens)
+	content, err := o.copy(keptByAll(c.Scene), all)
 	if err != nil {
 		return nil // cannotTry says so
 	}
-	all, _ := c.armed(tokens)
-	content := trialFile(entry, keptByAll(c.Scene), all)
-	now, err := c.Machine.ReadManaged(host.GRUBCustom)
-	written := err == nil && now.Content == content
-	if written && c.Machine.GRUBNext() == trialID {
+	now, err := c.Machine.ReadManaged(o.file)
+	written, told := err == nil && now.Content == content, c.Machine.NextBoot() == o.id
+	check := Step{Change: host.CheckNext{ID: o.id, Arms: len(tokens) > 0}, Again: true}
+	switch {
+	case written && told && (c.isArmed() || len(tokens) == 0):
 		return nil
+	case written && told:
+		return []Step{check} // a process died before it saw that
 	}
-	steps := []Step{{Change: host.Guard{Paths: []string{host.GRUBCustom, host.GRUBEnvironment}}, Again: true}}
+	guard := host.Guard{Paths: []string{o.file}}
+	if o.memory != "" {
+		guard.Paths = append(guard.Paths, o.memory)
+	}
+	steps := []Step{{Change: guard, Again: true}}
 	if !written {
-		steps = append(steps, Step{Change: host.WriteManaged{Path: host.GRUBCustom, Content: content}, Again: true, Needs: NeedsReboot, Undo: "the file is removed"})
+		steps = append(steps, Step{Change: host.WriteManaged{Path: o.file, Content: content}, Again: true, Needs: NeedsReboot, Undo: "the file is removed"})
 	}
 	return append(steps,
-		Step{Change: host.Command("grub-editenv", host.GRUBEnvironment, "set", "next_entry="+trialID), Again: true, Needs: NeedsReboot, Undo: "GRUB boots its default entry"},
-		Step{Change: host.CheckNext{ID: trialID}, Again: true})
-}
-
-// trialFile is what GRUB reads: a copy of an entry with other arguments. GRUB
-// clears next_entry on disk before it shows the menu. Should it not have been
-// able to, the copy boots the arguments of before, not these at every boot.
-func trialFile(entry host.GRUBEntry, kept, tokens []string) string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "if [ \"${default}\" = %q ]; then\n\tset fallback=0\nfi\n", trialID)
-	fmt.Fprintf(&b, "menuentry 'Kernel arguments on trial (Better Compute)' %s $menuentry_id_option '%s' {\n", strings.Join(entry.Options, " "), trialID)
-	for _, line := range entry.Body {
-		text := strings.TrimSpace(line)
-		command, rest, _ := strings.Cut(strings.ReplaceAll(text, "\t", " "), " ")
-		switch command {
-		case "savedefault", "initrdfail":
-			// The one makes the entry the default. The other, of Ubuntu's images that
-			// boot without an initrd, has GRUB boot it once more if it did not come up.
-		case "linux", "linuxefi":
-			words := strings.Fields(rest)
-			fmt.Fprintf(&b, "\tload_env next_entry\n\tif [ \"${next_entry}\" = %q ]; then\n\t\t%s\n\telse\n\t\t%s %s\n\tfi\n",
-				trialID, text, command, strings.Join(append(without(words, kept), tokens...), " "))
-		default:
-			b.WriteString("\t" + text + "\n")
-		}
-	}
-	b.WriteString("}\n")
-	return b.String()
+		Step{Change: host.Command(o.set...), Again: true, Needs: NeedsReboot, Undo: o.loader + " boots its default entry"}, check)
 }
 
 // Disarm takes a trial of kernel arguments away that nobody will be there to
 // confirm, for the removal of the agent, and answers the units that were in it.
 // An agent that comes back arms it again.
 func (r *Runner) Disarm(ctx context.Context) ([]wire.UnitKind, error) {
-	var tried []wire.UnitKind
-	for _, name := range r.Ledger.Units(host.Priors) {
-		var p host.Prior
-		if _, err := r.Ledger.Load(host.Priors, name, &p); err != nil {
-			return nil, err
-		}
-		if p.Arguments != nil && p.Arguments.Trial == host.TrialArmed {
-			tried = append(tried, wire.UnitKind(name))
-		}
-	}
-	if len(tried) == 0 {
+	kept := r.Ledger.Units(host.Priors)
+	if len(kept) == 0 {
 		return nil, nil
 	}
 	unlock, err := r.Ledger.Lock(ctx)
@@ -276,20 +269,29 @@ func (r *Runner) Disarm(ctx context.Context) ([]wire.UnitKind, error) {
 		return nil, err
 	}
 	defer unlock()
-	for _, kind := range tried {
-		j, err := host.OpenJournal(r.Ledger, string(kind), 0, r.Machine.BootID(), r.Now)
+	c := change{Scene: Scene{Machine: r.Machine}} // of no unit: nothing stays armed
+	var tried []wire.UnitKind
+	for _, name := range kept {
+		j, err := host.OpenJournal(r.Ledger, name, 0, r.Machine.BootID(), r.Now)
 		if err != nil {
-			return nil, err
+			return tried, err
 		}
 		a := j.Prior().Arguments
-		if a == nil || a.Trial != host.TrialArmed {
+		if a == nil || a.Trial != host.TrialArmed && a.Trial != host.TrialWaits {
 			continue
 		}
-		c := change{Scene: Scene{Machine: r.Machine}} // of no unit: nothing stays armed
-		steps := append(c.disarm(), note(host.KeepArguments{Tokens: a.Tokens, Old: a.Old, Trial: host.TrialWaits, Standing: a.Standing}))
-		if err := host.Apply(ctx, r.Machine, j, changes(steps)); err != nil {
-			return nil, err
+		// One that waits may be armed all the same: a process died before it saw that.
+		steps := c.disarm()
+		if a.Trial == host.TrialArmed {
+			steps = append(steps, note(host.KeepArguments{Tokens: a.Tokens, Old: a.Old, Trial: host.TrialWaits, Standing: a.Standing}))
 		}
+		if len(steps) == 0 {
+			continue
+		}
+		if err := host.Apply(ctx, r.Machine, j, changes(steps)); err != nil {
+			return tried, err
+		}
+		tried = append(tried, wire.UnitKind(name))
 	}
 	return tried, nil
 }

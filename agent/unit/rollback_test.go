@@ -16,7 +16,7 @@ import (
 // behind: its files, the drop-in and the line for new kernels are as they were.
 func TestFailingBootLoaderToolIsRolledBack(t *testing.T) {
 	for _, c := range []struct{ machine, tool string }{
-		{"debian-amd", "grub-editenv"}, {"debian-amd", "update-grub"}, {"rhel-intel", "grubby"}, {"systemd-boot", "kernel-install"},
+		{"debian-amd", "grub-editenv"}, {"debian-amd", "update-grub"}, {"rhel-intel", "grubby"}, {"systemd-boot", "kernel-install"}, {"debian-amd", "bootctl"},
 	} {
 		for _, breaks := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s breaks=%v", c.tool, breaks), func(t *testing.T) {
@@ -24,6 +24,9 @@ func TestFailingBootLoaderToolIsRolledBack(t *testing.T) {
 				b := newBench(t, c.machine)
 				if c.tool == "update-grub" {
 					b.Put("/proc/self/mountinfo", onLVM)
+				}
+				if c.tool == "bootctl" {
+					b.StartedBySystemdBoot()
 				}
 				before := b.Files(t)
 				const said = "write error: No space left on device"
@@ -60,7 +63,7 @@ func TestFailingBootLoaderToolIsRolledBack(t *testing.T) {
 // damaged, and goes on.
 func TestAgentThatDiesWithTheToolIsRecovered(t *testing.T) {
 	for _, c := range []struct{ machine, tool string }{
-		{"debian-amd", "grub-editenv"}, {"debian-amd", "update-grub"}, {"rhel-intel", "grubby"}, {"systemd-boot", "kernel-install"},
+		{"debian-amd", "grub-editenv"}, {"debian-amd", "update-grub"}, {"rhel-intel", "grubby"}, {"systemd-boot", "kernel-install"}, {"debian-amd", "bootctl"},
 	} {
 		t.Run(c.tool, func(t *testing.T) {
 			t.Parallel()
@@ -68,6 +71,9 @@ func TestAgentThatDiesWithTheToolIsRecovered(t *testing.T) {
 				b := newBench(t, c.machine)
 				if c.tool == "update-grub" {
 					b.Put("/proc/self/mountinfo", onLVM)
+				}
+				if c.tool == "bootctl" {
+					b.StartedBySystemdBoot()
 				}
 				return b
 			}

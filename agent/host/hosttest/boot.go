@@ -19,6 +19,8 @@ func (e *edge) program(argv []string) error {
 		return nil
 	case "grub-editenv":
 		return e.grubEditenv(argv)
+	case "bootctl":
+		return e.bootctl(argv)
 	case "grubby":
 		return e.grubby(argv)
 	case "kernel-install":
@@ -33,8 +35,12 @@ func (e *edge) program(argv []string) error {
 	return fmt.Errorf("%s: nothing imitates it", argv[0])
 }
 
-// half runs a program and leaves what it wrote half written.
+// half runs a program and leaves what it wrote half written. A variable of the
+// firmware is written as a whole or not at all.
 func (e *edge) half(argv []string) {
+	if argv[0] == "bootctl" {
+		return
+	}
 	before := e.bootFiles()
 	if err := e.program(argv); err != nil {
 		panic(err)
@@ -270,8 +276,13 @@ func (e *edge) modprobe(name string) error {
 
 // nextArguments is the command line of the next boot.
 func (e *edge) nextArguments() string {
-	if e.root.BootLoader() == host.LoaderGRUBDebian {
+	switch e.root.BootLoader() {
+	case host.LoaderGRUBDebian:
 		return e.grubBoots()
+	case host.LoaderSystemdBoot:
+		if e.root.Exists(efiVariable("LoaderFeatures")) {
+			return e.systemdBoots()
+		}
 	}
 	for _, entry := range e.root.BootEntries() {
 		return strings.Join(append([]string{"BOOT_IMAGE=" + entry.Kernel}, entry.Arguments...), " ")
