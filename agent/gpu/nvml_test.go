@@ -80,7 +80,7 @@ func TestReadingsOfDGXH100(t *testing.T) {
 		t.Fatalf("%d readings", len(r.GPUs))
 	}
 	want := Reading{
-		UUID: m.Get(3, "uuid"), Index: 3, Health: wire.GPUHealthy,
+		UUID: m.Get(3, "uuid"), Index: 3, Product: "NVIDIA H100 80GB HBM3", Address: "0000:61:00.0", Health: wire.GPUHealthy,
 		TemperatureCelsius: ptr(84), PowerMilliwatts: ptr(698123), GPUUtilization: ptr(97), MemoryUtilization: ptr(41),
 		MemoryUsedMiB: ptr(60000), MemoryFreeMiB: ptr(21059), MemoryTotalMiB: ptr(81559), SMClockMHz: ptr(210), MemoryClockMHz: ptr(2619),
 		ECC:   &ECCCounts{VolatileCorrected: 2, AggregateUncorrected: 5},

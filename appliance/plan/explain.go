@@ -165,7 +165,7 @@ func (a *ask) words(l lack) []string {
 		if len(n.shares) > 0 {
 			out = append(out, fmt.Sprintf("%s on the machine, which must be wholly free", plural(len(n.shares), "booking")))
 		}
-		if count := n.releasingAtoms(); count > 0 {
+		if count := n.heldAtoms(); count > 0 {
 			out = append(out, plural(count, a.pool.atomWord())+" being released")
 		}
 		if sick := len(n.uuids) - bits.OnesCount64(n.healthy); sick > 0 {

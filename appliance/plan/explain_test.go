@@ -2,6 +2,7 @@ package plan
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -141,6 +142,19 @@ func TestExplainStaysShortInLargePools(t *testing.T) {
 		if n.Missing[0] != "3 of 3 GPUs free, 4 asked" || i > 0 && e.Nodes[i-1].Hostname >= n.Hostname {
 			t.Errorf("%s stands at %d: %s", n.Hostname, i, n.Missing)
 		}
+	}
+}
+
+// A machine of which an ended reservation keeps what it has no more is not
+// wholly free, and the words say so.
+func TestWholeMachineWaitsForWhatItHasNoMore(t *testing.T) {
+	x := indexOf(t, box("a", 2))
+	if err := x.Hold("node_a", "res_1", []string{"MIG-gone"}); err != nil {
+		t.Fatal(err)
+	}
+	e := x.Explain(asking("", func(r *Request) { r.Binding = appliance.BindNode }))
+	if e.Nodes[0].Fits || !slices.Equal(e.Nodes[0].Missing, []string{"1 GPU being released"}) {
+		t.Errorf("%+v", e.Nodes[0])
 	}
 }
 

@@ -127,6 +127,18 @@ func (n *node) releasingAtoms() int {
 	return count
 }
 
+// heldAtoms counts also what is held of GPUs and instances that the node has no
+// more.
+func (n *node) heldAtoms() int {
+	count := 0
+	if n.releasing != nil {
+		for _, r := range n.releasing.of {
+			count += len(r.Atoms)
+		}
+	}
+	return count
+}
+
 // KeptGPUs lists the GPUs that wait for another MIG layout and of which
 // something is booked or held: they keep what they have until that is over.
 func (x *Index) KeptGPUs(nodeID string) []string {

@@ -42,6 +42,9 @@ func snapshot(t *testing.T) map[string]string {
 			if err != nil || !info.Mode().IsRegular() || info.Mode().Perm()&0o444 == 0 || info.Size() > 8<<20 {
 				return nil
 			}
+			if strings.Contains(path, "/parameters/") && info.Mode().Perm()&0o222 == 0 {
+				return nil // a counter that a module shows: nobody can write it
+			}
 			b, err := os.ReadFile(path)
 			if err != nil {
 				return nil
