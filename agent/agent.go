@@ -58,7 +58,8 @@ var ErrStaleLibrary = errors.New("the NVML library was replaced on disk: the age
 
 // Run joins the machine and serves its control plane until ctx ends. It tries
 // for ever: what can go wrong with a server or a machine is no error here. The
-// error is of the fields or the state directory, or ErrStaleLibrary.
+// error is of the fields or the state directory, of another agent that manages
+// this machine, or ErrStaleLibrary.
 func (a *Agent) Run(ctx context.Context) error {
 	file, err := openLedger(a.StateDir)
 	if err != nil {
@@ -70,6 +71,13 @@ func (a *Agent) Run(ctx context.Context) error {
 		return err
 	}
 	defer n.link.close()
+	if a.ManageHost && a.Root.Dir() != "" { // an archive cannot be changed
+		lock, err := a.Root.LockMachine()
+		if err != nil {
+			return err
+		}
+		defer lock.Close()
+	}
 	return a.serve(ctx, n)
 }
 

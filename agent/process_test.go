@@ -27,6 +27,7 @@ const (
 	envState   = "BC_TEST_AGENT_STATE"
 	envRoot    = "BC_TEST_AGENT_ROOT"
 	envLibrary = "BC_TEST_AGENT_NVML"
+	envManage  = "BC_TEST_AGENT_MANAGES"
 )
 
 func TestMain(m *testing.M) {
@@ -34,7 +35,7 @@ func TestMain(m *testing.M) {
 		log := slog.New(slog.NewTextHandler(os.Stderr, nil))
 		root, err := host.OpenRoot(os.Getenv(envRoot))
 		if err == nil {
-			a := &Agent{Server: server, StateDir: os.Getenv(envState), Root: root, GPUs: gpu.Open(os.Getenv(envLibrary)), Log: log}
+			a := &Agent{Server: server, StateDir: os.Getenv(envState), Root: root, GPUs: gpu.Open(os.Getenv(envLibrary)), Log: log, ManageHost: os.Getenv(envManage) != ""}
 			err = a.Run(context.Background())
 		}
 		log.Error("agent", "err", err)
@@ -156,4 +157,36 @@ func TestAgentProcessIsKilledAndItsGPUsFail(t *testing.T) {
 
 func hasNVML(t *testing.T) bool {
 	return gpu.Open("").Snapshot(t.Context()).Library.State != wire.GPULibraryNoCGO
+}
+
+// Two agents with states of their own, and one machine: the second to manage it
+// refuses, names the first, and changes nothing. It may look.
+func TestSecondAgentThatWouldManageTheMachine(t *testing.T) {
+	a := testAgent(t, socketPath(t), newTestGPUs(1))
+	root, governor := governed(t)
+	first := newControl()
+	socket := socketPath(t)
+	first.serve(t, socket)
+	p := process{socket, filepath.Join(t.TempDir(), "first"), root, ""}
+	t.Setenv(envManage, "yes")
+	cmd := p.start(t)
+	first.await(t, "a first heartbeat", func() bool { return len(first.beats) > 0 })
+	before, _ := root.String(governor)
+
+	a.Root, a.ManageHost = root, true
+	err := a.Run(t.Context())
+	if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("managed by another agent, process %d (%s", cmd.Process.Pid, os.Args[0])) {
+		t.Fatalf("the second says %v", err)
+	}
+	if now, _ := root.String(governor); now != before {
+		t.Errorf("the governor was %s and is %s", before, now)
+	}
+
+	cmd.Process.Kill()
+	cmd.Wait()
+	lock, err := root.LockMachine()
+	if err != nil {
+		t.Fatalf("after the first was killed: %v", err)
+	}
+	lock.Close()
 }

@@ -270,3 +270,33 @@ func (e treeEdge) FreeBytes(dir string) (uint64, error) {
 	}
 	return s.Bavail * uint64(s.Bsize), nil
 }
+
+// machineLock lies beside /run/better-compute: systemd removes that folder when
+// the control plane stops.
+const machineLock = "/run/better-compute-agent.lock"
+
+// LockMachine keeps every other agent from managing this machine, wherever each
+// has its state, until the file is closed. It is an error that names the process
+// if another one does.
+func (r *Root) LockMachine() (*os.File, error) {
+	name, err := treeEdge{r}.path(machineLock)
+	if err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
+		return nil, fmt.Errorf("who manages this machine: %w", err)
+	}
+	f, err := os.OpenFile(name, os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("who manages this machine: %w", err)
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		defer f.Close()
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			return nil, fmt.Errorf("this machine is managed by another agent, %s; stop that one first, or run this one without --manage-host", LockHolder(f))
+		}
+		return nil, &fs.PathError{Op: "lock", Path: machineLock, Err: err}
+	}
+	SignLock(f)
+	return f, nil
+}
