@@ -105,7 +105,7 @@ func mounts(data []byte) iter.Seq[mount] {
 				continue
 			}
 			m := mount{device: f[2], at: f[4], kind: g[0]}
-			for _, options := range append(f[5:6], g[len(g)-1]) {
+			for _, options := range []string{f[5], g[len(g)-1]} {
 				m.readOnly = m.readOnly || slices.Contains(strings.Split(options, ","), "ro")
 			}
 			if !yield(m) {

@@ -137,12 +137,18 @@ func (r *Root) LoaderDefault() ([]LoaderLine, error) {
 // loaderPatterns are what is set as the default, the strongest first.
 func (r *Root) loaderPatterns() []string {
 	set := []string{utf16Text(r.efiVariable(efiLoaderDefault))}
-	if data, err := r.ReadHead(path.Dir(path.Dir(r.LoaderTrialFile()))+"/loader.conf", 64<<10); err == nil {
+	// It lies with systemd-boot, where the entries need not be.
+	for _, dir := range loaderDirs {
+		data, err := r.ReadHead(dir+"/loader.conf", 64<<10)
+		if err != nil {
+			continue
+		}
 		for _, l := range loaderLines(data) {
 			if l.Key == "default" {
 				set = append(set, l.Value)
 			}
 		}
+		break
 	}
 	var patterns []string
 	for _, p := range set {

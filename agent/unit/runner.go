@@ -34,6 +34,10 @@ type Runner struct {
 	Services bool
 	Now      func() time.Time
 	Log      *slog.Logger
+	// Tell, if set, is called by Sync with how each unit stands, one after the
+	// other, as soon as that is known. An empty state says that nothing is wanted
+	// of the unit, and nothing of it is left.
+	Tell func(wire.UnitStatus)
 }
 
 // InstalledStateDir is the state directory of an installed agent, which the
@@ -90,9 +94,9 @@ const (
 )
 
 // Sync brings every unit of a NodeSpec as far as it can come now, and removes
-// those that are no longer wanted. It answers a status for each wanted unit
-// that this binary knows, in order of application. One failing unit does not
-// stop the others.
+// those that are no longer wanted. It answers a status for each wanted unit that
+// this binary knows, and for each other of which something is left on the machine,
+// in order of application. One failing unit does not stop the others.
 func (r *Runner) Sync(ctx context.Context, spec wire.NodeSpec) []wire.UnitStatus {
 	out := []wire.UnitStatus{}
 	if r.Manage && r.Ledger.Interrupted() {
@@ -106,14 +110,21 @@ func (r *Runner) Sync(ctx context.Context, spec wire.NodeSpec) []wire.UnitStatus
 		}
 		d := Desired{Generation: spec.Generation, Units: only(spec.Units, kind), Held: held(spec.Bindings), UpIn: r.Machine.BootID()}
 		wanted := len(d.Units.Wanted()) > 0
-		if !wanted && !r.touched(kind) {
-			continue
+		var status wire.UnitStatus
+		if wanted || r.touched(kind) {
+			status = r.sync(ctx, kind, d)
 		}
-		status := r.sync(ctx, kind, d)
-		if wanted {
+		if !wanted {
+			status = leaving(status)
+		}
+		if status.State != "" {
 			out = append(out, status)
-		} else if status.State == wire.Failed || status.State == wire.Conflict {
+		}
+		if !wanted && (status.State == wire.Failed || status.State == wire.Conflict) {
 			r.Log.Warn("a unit that is no longer wanted is not undone yet", "unit", string(kind), "why", status.Reason)
+		}
+		if status.Kind = kind; r.Tell != nil {
+			r.Tell(status)
 		}
 	}
 	return out
@@ -221,7 +232,7 @@ func (r *Runner) Preview(kind wire.UnitKind, d Desired) (Plan, error) {
 		return Plan{}, err
 	}
 	if len(d.Units.Wanted()) == 0 {
-		return Plan{Steps: u.Remove(s)}, nil
+		return removal(u, s, kind), nil
 	}
 	return u.Plan(s), nil
 }
@@ -298,14 +309,12 @@ func (r *Runner) byService(ctx context.Context, kind wire.UnitKind, d Desired) (
 		r.Log.Warn("systemd did not run a unit; the agent applies it itself", "unit", Service(kind), "err", err)
 		return wire.UnitStatus{}, false
 	}
-	if len(d.Units.Wanted()) == 0 { // what is left is tried again, and no result is kept
-		if err != nil {
-			return failed(kind, err), true
-		}
-		return wire.UnitStatus{}, true
-	}
 	var result Result
-	if known, readErr := r.Ledger.Load(host.Results, string(kind), &result); readErr != nil || !known ||
+	known, readErr := r.Ledger.Load(host.Results, string(kind), &result)
+	if err == nil && readErr == nil && !known && len(d.Units.Wanted()) == 0 {
+		return wire.UnitStatus{}, true // nothing of it is left
+	}
+	if readErr != nil || !known ||
 		result.Generation != d.Generation || result.Desired != d.hash() {
 		if err == nil {
 			err = fmt.Errorf("%s wrote no result; see journalctl -u %s", Service(kind), Service(kind))
@@ -346,6 +355,7 @@ func (r *Runner) Remove(ctx context.Context, kind wire.UnitKind) (wire.UnitStatu
 		return wire.UnitStatus{}, true, err
 	}
 	status, err := r.apply(ctx, kind, Desired{})
+	status.Reason = strings.TrimPrefix(status.Reason, takenOut) // it was asked for here
 	return status, true, err
 }
 
@@ -381,13 +391,13 @@ func (r *Runner) apply(ctx context.Context, kind wire.UnitKind, d Desired) (wire
 		last = Result{}
 	}
 	result := Result{Generation: d.Generation, Desired: d.hash(), BootID: r.Machine.BootID()}
-	same := last.Desired == result.Desired && last.BootID == result.BootID
-	if same {
+	same, wanted := last.Desired == result.Desired && last.BootID == result.BootID, len(d.Units.Wanted()) > 0
+	if same && wanted {
 		result.Mended = slices.DeleteFunc(last.Mended, func(t time.Time) bool { return now.Sub(t) >= conflictWindow })
 	}
 	plan, err := r.Preview(kind, d)
 	if err == nil {
-		if same && undone(last, plan) {
+		if same && wanted && undone(last, plan) {
 			result.Mended = append(result.Mended, now)
 		}
 		if len(result.Mended) >= conflictFlips {
@@ -403,10 +413,10 @@ func (r *Runner) apply(ctx context.Context, kind wire.UnitKind, d Desired) (wire
 	if last.Status.State == status.State && same {
 		status.Since = last.Status.Since
 	}
-	if len(d.Units.Wanted()) == 0 {
-		return r.removed(name, status, err)
-	}
 	result.Status = status
+	if !wanted {
+		return r.removed(name, result, err)
+	}
 	switch {
 	case err != nil || plan.State == wire.Failed && len(plan.Steps) > 0:
 		if same {
@@ -437,20 +447,6 @@ func (r *Runner) putBack() error {
 		r.Log.Warn("a process died while boot files were rewritten; they are as they were", "files", files)
 	}
 	return err
-}
-
-// removed forgets a unit of which nothing is left.
-func (r *Runner) removed(name string, status wire.UnitStatus, err error) (wire.UnitStatus, error) {
-	var p host.Prior
-	if left, loadErr := r.Ledger.Load(host.Priors, name, &p); err != nil || loadErr != nil || left {
-		later := "not all could be put back yet; it is tried again"
-		if len(p.Values) == 0 && p.Arguments != nil {
-			later = "its kernel arguments go with the next boot"
-		}
-		status.Reason = cmp.Or(status.Reason, later)
-		return status, nil
-	}
-	return wire.UnitStatus{}, errors.Join(r.Ledger.Drop(host.Results, name), r.Ledger.Drop(host.Desired, name))
 }
 
 // rounds applies the plan, and the plans that follow from it, until no steps

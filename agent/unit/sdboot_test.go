@@ -2,6 +2,7 @@ package unit_test
 
 import (
 	"context"
+	"path"
 	"strings"
 	"testing"
 
@@ -41,9 +42,17 @@ func TestSystemdBootDefault(t *testing.T) {
 		make func(*bench)
 		want string // version
 	}{
-		"newest":         {func(b *bench) { b.Machine.Remove("/efi/loader/loader.conf") }, "6.1.0-18-amd64"},
-		"loader.conf":    {func(b *bench) { b.Put("/efi/loader/loader.conf", "timeout 3\ndefault\taaa-6.1.0-9*") }, "6.1.0-9-amd64"},
-		"firmware":       {func(b *bench) { b.SetVariable("LoaderEntryDefault", "AAA-6.1.0-9-amd64.conf") }, "6.1.0-9-amd64"},
+		"newest":      {func(b *bench) { b.Machine.Remove("/efi/loader/loader.conf") }, "6.1.0-18-amd64"},
+		"loader.conf": {func(b *bench) { b.Put("/efi/loader/loader.conf", "timeout 3\ndefault\taaa-6.1.0-9*") }, "6.1.0-9-amd64"},
+		"firmware":    {func(b *bench) { b.SetVariable("LoaderEntryDefault", "AAA-6.1.0-9-amd64.conf") }, "6.1.0-9-amd64"},
+		"entries of a partition of their own": {func(b *bench) {
+			for _, file := range []string{kernel18, kernel9} {
+				text, _ := b.String(file)
+				b.Machine.Remove(file)
+				b.Put("/boot/loader/entries/"+path.Base(file), text)
+			}
+			b.Put("/efi/loader/loader.conf", "default aaa-6.1.0-9*")
+		}, "6.1.0-9-amd64"},
 		"stale firmware": {func(b *bench) { b.SetVariable("LoaderEntryDefault", "gone.conf") }, "6.1.0-18-amd64"},
 		"saved": {func(b *bench) {
 			b.Put("/efi/loader/loader.conf", "default @saved")
