@@ -133,8 +133,10 @@ func TestARebootWaitsAndIsMadeOnce(t *testing.T) {
 	if f.leave(other, want, "") {
 		t.Error("leave is given to another node")
 	}
-	if !f.leave(id, want, "") || !f.leave(id, want, "") {
-		t.Fatal("no leave is given, or not again in the same boot")
+	for range 2 { // the answer may be lost
+		if !f.leave(id, want, "") {
+			t.Fatal("no leave is given, or not again in the same boot")
+		}
 	}
 	f.restart()
 	f.is("with leave", id, appliance.NodeDraining, appliance.RebootRebooting)
