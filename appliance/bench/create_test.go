@@ -100,7 +100,7 @@ func openSameRows(t testing.TB) *sameRows {
 	}
 	body, _ := json.Marshal(r)
 	f := &sameRows{s: s, body: string(body), event: `{"id":"res_01k5c0000000000000000000000","poolId":"pool_01k5c0000000000000000000000","resources":{"gpu":1},"state":"placed","nodes":["node_01k5c0000000000000000000000"]}`,
-		hold:     "hold\tgpu=1\nnode_01k5c0000000000000000000000\tGPU-5b1c1f6e-0000-0000-0000-000000000000\t=\t1-14,113-125\t0\tgpu=1,memoryGiB=250,vcpu=27\tfalse",
+		hold:     "hold\tgpu=1\nnode_01k5c0000000000000000000000\tGPU-5b1c1f6e-0000-0000-0000-000000000000\t=\t1-14,113-125\t0\tgpu=1,memoryGiB=250,vcpu=27",
 		resource: `[{"resource":"vcpu","total":222,"allocated":27,"overcommit":1},{"resource":"memoryGiB","total":2040,"allocated":250,"overcommit":1}]`}
 	err = s.Write(context.Background(), func(tx *store.Tx) error {
 		for _, q := range []string{
@@ -128,7 +128,7 @@ func openSameRows(t testing.TB) *sameRows {
 }
 
 // write is one create's rows, bound as they are: two events, the reservation,
-// its hold, its atom, the quota counter and the node's counters.
+// its atom, the quota counter and the node's counters.
 func (f *sameRows) write(tx *store.Tx) error {
 	n := f.n.Add(1)
 	id, node := fmt.Sprintf("res_%026d", n), fmt.Sprintf("node_%d", n%1000)
@@ -140,8 +140,7 @@ func (f *sameRows) write(tx *store.Tx) error {
 		{event, []any{"reservation.created", "local", "", "p", 0, id, n, f.event, "key_01k5c0000000000000000000000", "role-member"}},
 		{event, []any{"reservation.placed", "local", "", "p", 0, id, n, f.event, "key_01k5c0000000000000000000000", "role-member"}},
 		{"INSERT INTO atoms (node_id, atom, reservation_id) VALUES (?, ?, ?)", []any{node, id, id}},
-		{"INSERT INTO reservations (id, tenant_id, pool_id, state, queue, expires_at, body) VALUES (?, ?, ?, ?, ?, ?, ?)", []any{id, "local", "p", "placed", n, nil, f.body}},
-		{"INSERT INTO holds (reservation_id, tenant_id, pool_id, active, expires_at, hold) VALUES (?, ?, ?, ?, ?, ?)", []any{id, "local", "p", 0, nil, f.hold}},
+		{"INSERT INTO reservations (id, tenant_id, pool_id, state, queue, expires_at, body, hold) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", []any{id, "local", "p", "placed", n, nil, f.body, f.hold}},
 		{"UPDATE quotas SET used = ? WHERE tenant_id = ? AND pool_id = ? AND resource = ?", []any{n, "root", "p", "gpu"}},
 		{"INSERT INTO node_ledgers (node_id, generation, resources) VALUES (?, ?, ?) ON CONFLICT (node_id) DO UPDATE SET generation = excluded.generation, resources = excluded.resources", []any{node, n, f.resource}},
 	} {

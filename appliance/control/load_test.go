@@ -20,8 +20,8 @@ func TestAStateThatDoesNotAddUpIsNotServed(t *testing.T) {
 		{`INSERT INTO atoms (node_id, atom, reservation_id) SELECT node_id, 'GPU-stray', reservation_id FROM atoms LIMIT 1`, "does not book it"},
 		{`UPDATE atoms SET reservation_id = 'res_other' WHERE atom = (SELECT min(atom) FROM atoms)`, "held by res_other"},
 		{`UPDATE node_ledgers SET resources = replace(resources, '"allocated":', '"allocated":1')`, "allocated, its bookings sum to"},
-		{`DELETE FROM holds WHERE reservation_id = (SELECT min(reservation_id) FROM holds)`, "is not what the reservation says"},
-		{`UPDATE holds SET hold = replace(hold, 'hold' || char(9) || 'gpu=2', 'hold' || char(9) || 'gpu=1')`, "is not what the reservation says"},
+		{`UPDATE reservations SET hold = NULL WHERE id = (SELECT min(id) FROM reservations)`, "is not what the reservation says"},
+		{`UPDATE reservations SET hold = replace(hold, 'hold' || char(9) || 'gpu=2', 'hold' || char(9) || 'gpu=1')`, "is not what the reservation says"},
 		{`DELETE FROM events WHERE seq = (SELECT max(seq) - 2 FROM events)`, "events are missing"},
 	} {
 		f := newFixture(t)

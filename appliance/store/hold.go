@@ -2,7 +2,6 @@ package store
 
 import (
 	"fmt"
-	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -10,35 +9,36 @@ import (
 	"github.com/bettercompute/bc/appliance"
 )
 
-// The column hold of a booked reservation is what a start has to know of it,
-// beside the columns: its binding and the resources that it is charged for in
-// the first line, and a line for each placement. Fields are set apart by tabs,
-// the elements of a list by commas, amounts are in order of name:
+// The column hold of a booked reservation, and of no other, is what a start has
+// to know of it beside the columns that the index reservations_booked has too:
+// its binding and the resources that it is charged for in the first line, and a
+// line for each placement. Fields are set apart by tabs, the elements of a list
+// by commas, amounts are in order of name:
 //
 //	hold	gpu=2
-//	node_01…	GPU-5b…,GPU-77…	=	1-14,113-125	0	gpu=2,memoryGiB=250,vcpu=27	true
+//	node_01…	GPU-5b…,GPU-77…	=	1-14,113-125	0	gpu=2,memoryGiB=250,vcpu=27
 //
 // The fields of a placement are the node, the devices, the atoms ("=" where they
-// are the devices), CPUs, memory nodes, amounts, and whether it is confirmed.
+// are the devices), CPUs, memory nodes, and amounts. Whether a node has confirmed
+// its part is not there: a confirmation leaves the column, and its index, alone.
 
-// putHold keeps the hold of a booked reservation.
-func (tx *Tx) putHold(r *appliance.Reservation) error {
-	_, err := tx.Exec(`INSERT INTO holds (reservation_id, tenant_id, pool_id, active, expires_at, hold) VALUES (?, ?, ?, ?, ?, ?)
-		ON CONFLICT (reservation_id) DO UPDATE SET active = excluded.active, expires_at = excluded.expires_at, hold = excluded.hold`,
-		r.ID, r.TenantID, r.PoolID, r.State == appliance.Active, r.ExpiresAt, holdOf(r))
-	return err
+// holdOf writes the column: NULL for a reservation that is not booked, and empty
+// for one with a name in it that the form cannot say.
+func holdOf(r *appliance.Reservation) any {
+	if !r.State.Booked() {
+		return nil
+	}
+	return holdText(r)
 }
 
-// holdOf writes the column. It is nil for a reservation with a name in it that
-// the form cannot say.
-func holdOf(r *appliance.Reservation) any {
-	b := make([]byte, 0, 256)
+func holdText(r *appliance.Reservation) string {
+	b := make([]byte, 0, 512)
 	b = append(append(b, r.Binding...), '\t')
 	b = appendAmounts(b, r.Resources)
 	for i := range r.Placements {
 		p := &r.Placements[i]
 		if !plainNames(p.Devices) || !plainNames(p.Atoms) || strings.ContainsAny(p.NodeID+p.CPUs+p.NUMANodes, "\t\n") {
-			return nil
+			return ""
 		}
 		b = append(append(append(b, '\n'), p.NodeID...), '\t')
 		b = append(appendList(b, p.Devices), '\t')
@@ -48,8 +48,7 @@ func holdOf(r *appliance.Reservation) any {
 			b = appendList(b, p.Atoms)
 		}
 		b = append(append(append(append(b, '\t'), p.CPUs...), '\t'), p.NUMANodes...)
-		b = append(appendAmounts(append(b, '\t'), p.Amounts), '\t')
-		b = strconv.AppendBool(b, p.Confirmed)
+		b = appendAmounts(append(b, '\t'), p.Amounts)
 	}
 	return string(b)
 }
@@ -74,7 +73,13 @@ func appendList(b []byte, list []string) []byte {
 }
 
 func appendAmounts(b []byte, a appliance.Amounts) []byte {
-	for i, name := range slices.Sorted(maps.Keys(a)) {
+	var few [8]string // on the stack
+	names := few[:0]
+	for name := range a {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	for i, name := range names {
 		if i > 0 {
 			b = append(b, ',')
 		}
@@ -102,21 +107,20 @@ func (h *shared) name(s string) string {
 	return s
 }
 
-// HeldReservations calls each for every booked reservation, in order of id. It
-// has the tenant, the pool, the state, the end, the binding, the resources that
-// are charged and the placements, and nothing else. Its amounts are shared and
-// must not be changed.
+// HeldReservations calls each for every booked reservation, those of a pool in
+// order of id. It has the tenant, the pool, the end, the binding, the resources
+// that are charged and the placements, and nothing else. Its amounts are shared
+// and must not be changed.
 func (tx *Tx) HeldReservations(each func(*appliance.Reservation) error) error {
 	var same shared
-	rows, err := tx.Query(`SELECT reservation_id, tenant_id, pool_id, active, expires_at, hold FROM holds ORDER BY reservation_id`)
+	rows, err := tx.Query(`SELECT id, tenant_id, pool_id, expires_at, hold FROM reservations WHERE hold IS NOT NULL ORDER BY pool_id, id`)
 	if err != nil {
 		return err
 	}
 	for rows.Next() {
 		var r appliance.Reservation
-		var active bool
 		var hold string
-		if err := rows.Scan(&r.ID, &r.TenantID, &r.PoolID, &active, &r.ExpiresAt, &hold); err != nil {
+		if err := rows.Scan(&r.ID, &r.TenantID, &r.PoolID, &r.ExpiresAt, &hold); err != nil {
 			return err
 		}
 		if hold == "" {
@@ -129,9 +133,6 @@ func (tx *Tx) HeldReservations(each func(*appliance.Reservation) error) error {
 			return fmt.Errorf("the hold of reservation %s: %w", r.ID, err)
 		}
 		r.TenantID, r.PoolID = same.name(r.TenantID), same.name(r.PoolID)
-		if r.State = appliance.Placed; active {
-			r.State = appliance.Active
-		}
 		if err := each(&r); err != nil {
 			return err
 		}
@@ -140,38 +141,32 @@ func (tx *Tx) HeldReservations(each func(*appliance.Reservation) error) error {
 }
 
 // StrayHolds names, in order, the reservations of which a start would read
-// something else than their rows say.
+// something else than their bodies say.
 func (tx *Tx) StrayHolds() ([]string, error) {
-	stray, err := collect(tx, func(r *Rows) (id string, err error) {
-		err = r.Scan(&id)
-		return id, err
-	}, `SELECT id FROM reservations r LEFT JOIN holds h ON h.reservation_id = r.id
-		WHERE r.state IN ('placed', 'active') AND (h.reservation_id IS NULL OR h.tenant_id <> r.tenant_id OR h.pool_id <> r.pool_id
-			OR h.active <> (r.state = 'active') OR h.expires_at IS NOT r.expires_at)
-		UNION SELECT reservation_id FROM holds h WHERE NOT EXISTS (
-			SELECT 1 FROM reservations r WHERE r.id = h.reservation_id AND r.state IN ('placed', 'active'))`)
+	rows, err := tx.Query(`SELECT id, tenant_id, pool_id, state, expires_at, body, hold FROM reservations
+		WHERE hold IS NOT NULL OR state IN ('placed', 'active') ORDER BY id`)
 	if err != nil {
 		return nil, err
 	}
-	rows, err := tx.Query(`SELECT r.body, h.hold FROM holds h JOIN reservations r ON r.id = h.reservation_id`)
-	if err != nil {
-		return nil, err
-	}
+	var stray []string
 	for rows.Next() {
-		var r appliance.Reservation
-		var body, hold string
-		if err := rows.Scan(&body, &hold); err != nil {
+		var row, r appliance.Reservation
+		var body string
+		var hold *string
+		if err := rows.Scan(&row.ID, &row.TenantID, &row.PoolID, &row.State, &row.ExpiresAt, &body, &hold); err != nil {
 			return nil, err
 		}
 		if err := fromJSON(body, &r); err != nil {
 			return nil, err
 		}
-		if want, _ := holdOf(&r).(string); hold != want {
-			stray = append(stray, r.ID)
+		booked := hold != nil
+		same := booked == r.State.Booked() && (!booked || *hold == holdText(&r))
+		sameEnd := (row.ExpiresAt == nil) == (r.ExpiresAt == nil) && (r.ExpiresAt == nil || row.ExpiresAt.UnixMilli() == r.ExpiresAt.UnixMilli())
+		if !same || !sameEnd || row.State != r.State || row.TenantID != r.TenantID || row.PoolID != r.PoolID {
+			stray = append(stray, row.ID)
 		}
 	}
-	slices.Sort(stray)
-	return slices.Compact(stray), rows.Err()
+	return stray, rows.Err()
 }
 
 // readHold sets what the column says of a reservation. Its devices and atoms
@@ -196,14 +191,14 @@ func (h *shared) readHold(text string, r *appliance.Reservation) (err error) {
 }
 
 func (h *shared) readPlacement(line string) (p appliance.Placement, err error) {
-	var f [7]string
+	var f [6]string
 	for i := range f {
 		var more bool
 		if f[i], line, more = strings.Cut(line, "\t"); more != (i < len(f)-1) {
 			return p, fmt.Errorf("a placement of %d fields", i+1)
 		}
 	}
-	p.NodeID, p.CPUs, p.NUMANodes, p.Confirmed = f[0], h.name(f[3]), h.name(f[4]), f[6] == "true"
+	p.NodeID, p.CPUs, p.NUMANodes = f[0], h.name(f[3]), h.name(f[4])
 	p.Devices = readList(f[1])
 	if p.Atoms = p.Devices; f[2] != "=" {
 		p.Atoms = readList(f[2])

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io/fs"
 	"path/filepath"
+	"slices"
 	"testing"
 	"testing/fstest"
 
@@ -57,8 +58,12 @@ func readHeld(t *testing.T, s *Store) (held []appliance.Reservation, stray []str
 func needed(all []appliance.Reservation) []appliance.Reservation {
 	var out []appliance.Reservation
 	for _, r := range all {
-		out = append(out, appliance.Reservation{ID: r.ID, TenantID: r.TenantID, PoolID: r.PoolID, State: r.State, Binding: r.Binding,
-			Resources: r.Resources, Placements: r.Placements, ExpiresAt: r.ExpiresAt})
+		placements := slices.Clone(r.Placements)
+		for i := range placements {
+			placements[i].Confirmed = false
+		}
+		out = append(out, appliance.Reservation{ID: r.ID, TenantID: r.TenantID, PoolID: r.PoolID, Binding: r.Binding,
+			Resources: r.Resources, Placements: placements, ExpiresAt: r.ExpiresAt})
 	}
 	return out
 }
@@ -93,9 +98,20 @@ func TestAHoldSaysWhatAStartHasToKnow(t *testing.T) {
 
 	// A change of the reservation is one of its hold.
 	all[0].State, all[0].Placements[0].Confirmed = appliance.Active, true
+	soon := appliance.AtMillis(1_800_000_000_000)
+	all[2].ExpiresAt = &soon
+	all[3].Resources = appliance.Amounts{"vcpu": 4}
 	err = s.Write(t.Context(), func(tx *Tx) error {
 		if ok, err := tx.UpdateReservation(Claim{Reservation: all[0]}, appliance.Placed); err != nil || !ok {
 			return fmt.Errorf("confirm: %t, %w", ok, err)
+		}
+		if ok, err := tx.UpdateReservation(Claim{Reservation: all[0]}, appliance.Placed); err != nil || ok {
+			return fmt.Errorf("confirm what is active: %t, %w", ok, err)
+		}
+		for _, r := range all[2:4] {
+			if ok, err := tx.UpdateReservation(Claim{Reservation: r}, r.State); err != nil || !ok {
+				return fmt.Errorf("change %s: %t, %w", r.ID, ok, err)
+			}
 		}
 		over := all[1]
 		over.State = appliance.Ended
@@ -155,11 +171,13 @@ func TestHoldsOfAnOlderFileAreWrittenByTheMigration(t *testing.T) {
 
 func TestAHoldThatIsNotWhatItsReservationSaysIsNamed(t *testing.T) {
 	for _, change := range []string{
-		`UPDATE holds SET hold = replace(hold, 'GPU-a', 'GPU-z') WHERE reservation_id = 'res_0'`,
-		`UPDATE holds SET active = 1 WHERE reservation_id = 'res_0'`,
-		`UPDATE holds SET expires_at = 5 WHERE reservation_id = 'res_0'`,
-		`DELETE FROM holds WHERE reservation_id = 'res_0'`,
+		`UPDATE reservations SET hold = replace(hold, 'GPU-a', 'GPU-z') WHERE id = 'res_0'`,
+		`UPDATE reservations SET hold = NULL WHERE id = 'res_0'`,
+		`UPDATE reservations SET hold = '' WHERE id = 'res_0'`,
+		`UPDATE reservations SET expires_at = 5 WHERE id = 'res_0'`,
+		`UPDATE reservations SET pool_id = 'pool_2' WHERE id = 'res_0'`,
 		`UPDATE reservations SET state = 'ended' WHERE id = 'res_0'`,
+		`UPDATE reservations SET state = 'ended', body = replace(body, '"placed"', '"ended"') WHERE id = 'res_0'`,
 	} {
 		s := openTest(t, Options{migrations: embedded})
 		err := s.Write(t.Context(), func(tx *Tx) error {

@@ -26,28 +26,25 @@ func scanClaim(r *Rows) (c Claim, err error) {
 
 // InsertReservation adds a reservation.
 func (tx *Tx) InsertReservation(c Claim) error {
-	_, err := tx.Exec(`INSERT INTO reservations (id, tenant_id, pool_id, state, queue, expires_at, body) VALUES (?, ?, ?, ?, ?, ?, ?)`,
-		c.ID, c.TenantID, c.PoolID, c.State, c.Queue, c.ExpiresAt, toJSON(c.Reservation))
-	if err != nil || !c.State.Booked() {
-		return err
-	}
-	return tx.putHold(&c.Reservation)
+	_, err := tx.Exec(`INSERT INTO reservations (id, tenant_id, pool_id, state, queue, expires_at, body, hold) VALUES (?, ?, ?, ?, ?, ?, ?, ?)`,
+		c.ID, c.TenantID, c.PoolID, c.State, c.Queue, c.ExpiresAt, toJSON(c.Reservation), holdOf(&c.Reservation))
+	return err
 }
 
 // UpdateReservation writes a reservation that was in the given state; it tells
 // whether it still was.
 func (tx *Tx) UpdateReservation(c Claim, from appliance.ReservationState) (bool, error) {
-	r, err := tx.Exec(`UPDATE reservations SET state = ?, expires_at = ?, body = ? WHERE id = ? AND state = ?`,
-		c.State, c.ExpiresAt, toJSON(c.Reservation), c.ID, from)
-	switch {
-	case err != nil || r.Changed != 1:
-		return false, err
-	case c.State.Booked():
-		return true, tx.putHold(&c.Reservation)
-	case from.Booked():
-		_, err = tx.Exec(`DELETE FROM holds WHERE reservation_id = ?`, c.ID)
+	body, hold := toJSON(c.Reservation), holdOf(&c.Reservation)
+	if from.Booked() && hold != nil { // most often what it holds stays: then no index is written
+		r, err := tx.Exec(`UPDATE reservations SET state = ?, body = ? WHERE id = ? AND state = ? AND expires_at IS ? AND hold = ?`,
+			c.State, body, c.ID, from, c.ExpiresAt, hold)
+		if err != nil || r.Changed == 1 {
+			return err == nil, err
+		}
 	}
-	return true, err
+	r, err := tx.Exec(`UPDATE reservations SET state = ?, expires_at = ?, body = ?, hold = ? WHERE id = ? AND state = ?`,
+		c.State, c.ExpiresAt, body, hold, c.ID, from)
+	return r.Changed == 1, err
 }
 
 // Reservation reads one reservation.
@@ -77,7 +74,8 @@ func (tx *Tx) Reservations(tenant, pool string, states []appliance.ReservationSt
 // LiveReservations lists every reservation that is pending, placed or active,
 // in order of creation.
 func (tx *Tx) LiveReservations() ([]Claim, error) {
-	return tx.claims(`SELECT queue, body FROM reservations WHERE state IN ('pending', 'placed', 'active') ORDER BY queue`)
+	return tx.claims(`SELECT queue, body FROM reservations WHERE state = 'pending'
+		UNION ALL SELECT queue, body FROM reservations WHERE hold IS NOT NULL ORDER BY queue`)
 }
 
 // PendingReservations lists every pending reservation, in order of creation.

@@ -141,11 +141,9 @@ CREATE TABLE reservations (
   queue      INTEGER NOT NULL, -- order of creation: the sequence number of its first event
   expires_at INTEGER,
   body       TEXT NOT NULL
-) STRICT, WITHOUT ROWID;
+, hold TEXT) STRICT, WITHOUT ROWID;
 
 CREATE INDEX reservations_by_tenant ON reservations(tenant_id, id);
-
-CREATE INDEX reservations_live ON reservations(pool_id, queue) WHERE state IN ('pending', 'placed', 'active');
 
 CREATE TABLE atoms (
   node_id        TEXT NOT NULL,
@@ -260,14 +258,7 @@ CREATE TABLE sessions (
 
 CREATE INDEX sessions_by_user ON sessions(user_id);
 
-CREATE TABLE holds (
-  reservation_id TEXT PRIMARY KEY,
-  tenant_id      TEXT NOT NULL,
-  pool_id        TEXT NOT NULL,
-  active         INTEGER NOT NULL,
-  expires_at     INTEGER,
-  hold           TEXT
-) STRICT, WITHOUT ROWID;
+CREATE INDEX reservations_booked ON reservations(pool_id, id, tenant_id, expires_at, hold) WHERE hold IS NOT NULL;
 
 CREATE INDEX reservations_pending ON reservations(queue) WHERE state = 'pending';
 

@@ -50,14 +50,14 @@ func (tx *Tx) UsageEnd(reservation string) (at appliance.Time, err error) {
 func (tx *Tx) BookedReservations(tenant string, ofPools bool) ([]Claim, error) {
 	if ofPools {
 		return collect(tx, scanClaim, `SELECT queue, body FROM reservations
-			WHERE pool_id IN (SELECT id FROM pools WHERE owner_tenant_id = ?) AND state IN ('placed', 'active')`, tenant)
+			WHERE pool_id IN (SELECT id FROM pools WHERE owner_tenant_id = ?) AND hold IS NOT NULL`, tenant)
 	}
 	return collect(tx, scanClaim, `SELECT queue, body FROM reservations WHERE tenant_id = ? AND state IN ('placed', 'active')`, tenant)
 }
 
 // BookedInPool lists the reservations that hold something of a pool now.
 func (tx *Tx) BookedInPool(pool string) ([]Claim, error) {
-	return collect(tx, scanClaim, `SELECT queue, body FROM reservations WHERE pool_id = ? AND state IN ('placed', 'active')`, pool)
+	return collect(tx, scanClaim, `SELECT queue, body FROM reservations WHERE pool_id = ? AND hold IS NOT NULL`, pool)
 }
 
 // PutRate makes or replaces a rate.
