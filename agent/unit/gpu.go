@@ -150,7 +150,7 @@ type verdicts struct {
 
 // worst orders the states by what a person must hear of first.
 var worst = []wire.UnitState{
-	wire.Failed, wire.PendingReboot, wire.PendingIdle, wire.Partial, wire.Unsupported, wire.NotApplicable, wire.InSync,
+	wire.Failed, wire.Conflict, wire.PendingReboot, wire.PendingIdle, wire.Partial, wire.Unsupported, wire.NotApplicable, wire.InSync,
 }
 
 func (v *verdicts) add(state wire.UnitState, reason string) {

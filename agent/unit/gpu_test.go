@@ -343,7 +343,7 @@ func TestLayoutWaitsForEachGPUAndThenIsMade(t *testing.T) {
 		}
 	}
 	b.held = b.uuids[3:4]
-	b.sync(wire.Units{})
+	wantStatus(t, b.sync(wire.Units{}), wire.PendingIdle, "taken out of the policy; GPU ", " is used by a booking")
 	if b.has(t, 2) != before || b.has(t, 3) == before {
 		t.Errorf("removed with GPU 3 booked: GPU 2 has %s, GPU 3 has %s", b.has(t, 2), b.has(t, 3))
 	}
