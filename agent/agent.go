@@ -144,11 +144,12 @@ func (a *Agent) serve(ctx context.Context, n *node) error {
 		agent: a, node: n,
 		looks:     make(chan sighting, 1),
 		polls:     make(chan pollResult, 1),
-		results:   make(chan []wire.UnitStatus, 1),
+		results:   make(chan unitNews, newsAtOnce),
 		planned:   make(chan struct{}, 1),
 		units:     a.runner(),
 		pollRetry: backoff{limit: n.retry.limit},
 	}
+	loop.units.Tell = func(s wire.UnitStatus) { loop.results <- unitNews{one: s} }
 	defer loop.working.Wait()
 	defer cancel()
 	if n.walls == nil {
@@ -173,7 +174,7 @@ type loop struct {
 	applyAt   time.Time
 	applied   time.Time // when units were last compared with the machine
 	appliedTo int64     // the generation that they were compared with
-	results   chan []wire.UnitStatus
+	results   chan unitNews
 
 	planning bool // for whoever asked; see startPlan
 	planned  chan struct{}
@@ -243,11 +244,8 @@ func (l *loop) run(ctx context.Context) error {
 			l.take(ctx, p)
 		case <-l.planned:
 			l.planning = false
-		case units := <-l.results:
-			l.applying, l.node.applied = false, l.appliedTo
-			if l.node.settle(units) {
-				l.lookSoon() // the machine may have more to give, or less
-			}
+		case news := <-l.results:
+			l.hear(news)
 		case <-walled:
 			l.node.judge()
 		case <-exported:

@@ -19,6 +19,7 @@ const (
 	defaultBeat = 10 * time.Second // when the server does not say
 	stepTimeout = 30 * time.Second // all requests of one step
 	recheck     = 2 * time.Minute  // how often failing acceptance checks run again
+	unitsPause  = 2 * time.Second  // between heartbeats that tell of one unit after the other
 )
 
 // node is the state of one machine towards its control plane. It is used by one
@@ -43,7 +44,7 @@ type node struct {
 	hash     string // of inv
 	readings gpu.Readings
 	checked  checked
-	results  []wire.UnitStatus // of the units, when they were last compared with the machine
+	results  []wire.UnitStatus // of each unit, when it was last compared with the machine
 
 	joined   bool // by this process, and not refused since
 	session  int  // rises with each join
@@ -73,6 +74,7 @@ func newNode(l *link, log *slog.Logger, book ledger, retryLimit time.Duration) *
 			n.spec, n.book.Spec = wire.NodeSpec{}, nil
 		}
 	}
+	n.results = compared(book.Units)
 	return n
 }
 
@@ -139,6 +141,33 @@ func (n *node) settle(results []wire.UnitStatus) bool {
 	return !slices.Equal(before, n.book.Units)
 }
 
+// hear takes in how far one unit has come while others are still at work, which
+// may take minutes. It reports whether that is news. The control plane hears of
+// it soon, and of all that follow shortly after in the same heartbeat.
+func (n *node) hear(s wire.UnitStatus) bool {
+	n.results = withOne(n.results, s)
+	if n.hash == "" || !n.judgeUnits(time.Now().UTC().Truncate(time.Millisecond)) {
+		return false
+	}
+	if at := time.Now().Add(unitsPause); n.retry.tries == 0 && at.Before(n.due) {
+		n.due = at
+	}
+	n.keep()
+	return true
+}
+
+// judgeUnits brings the answers of units in line with the results. It reports
+// whether they changed.
+func (n *node) judgeUnits(now time.Time) bool {
+	units := answerUnits(n.spec.Units, n.unitResults(now), n.book.Units, now)
+	if slices.Equal(units, n.book.Units) {
+		return false
+	}
+	n.dropped = append(n.dropped, gone(n.book.Units, units)...)
+	n.book.Units, n.owes.units = units, true
+	return true
+}
+
 // judge brings units, bindings and checks in line with what is wanted and what
 // is there, and remembers it all.
 func (n *node) judge() {
@@ -146,9 +175,7 @@ func (n *node) judge() {
 	if n.hash == "" {
 		return // nothing is known of the machine yet
 	}
-	if units := answerUnits(n.spec.Units, n.unitResults(now), n.book.Units, now); !slices.Equal(units, n.book.Units) {
-		n.dropped = append(n.dropped, gone(n.book.Units, units)...)
-		n.book.Units, n.owes.units = units, true
+	if n.judgeUnits(now) {
 		n.hurry()
 	}
 	walls := n.wallReport()

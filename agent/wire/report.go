@@ -51,8 +51,9 @@ type Heartbeat struct {
 	NodeID        string `json:"nodeId"`
 	InventoryHash string `json:"inventoryHash"`
 	Generation    int64  `json:"generation"` // the last NodeSpec taken up, 0: none
-	// Applied is the generation of the NodeSpec that the units were last compared
-	// with the machine for, 0: none yet. Units are of it, or of one before.
+	// Applied is the generation of the NodeSpec that all units were last compared
+	// with the machine for, 0: none yet. Units are of it, or of a comparison that
+	// began after and has not ended.
 	Applied int64 `json:"applied,omitempty"`
 
 	Units  []UnitStatus  `json:"units,omitempty"`
@@ -90,15 +91,16 @@ const (
 	InSync        UnitState = "InSync"
 	Partial       UnitState = "Partial" // got less than wanted
 	PendingReboot UnitState = "PendingReboot"
-	PendingIdle   UnitState = "PendingIdle"   // waits until its GPUs are free
+	PendingIdle   UnitState = "PendingIdle"   // waits until its GPUs, or pages that it gives back, are free
 	NotApplicable UnitState = "NotApplicable" // no such hardware here
 	Unsupported   UnitState = "Unsupported"   // this host or this agent cannot
 	Conflict      UnitState = "Conflict"      // someone else keeps changing it
 	Failed        UnitState = "Failed"
 )
 
-// UnitStatus is what became of one unit. An empty state says that the unit is
-// no longer wanted and that what it changed was put back.
+// UnitStatus is what became of one unit, also of one that is no longer wanted as
+// long as something of it is left on the machine. An empty state says that the
+// unit is not wanted and that what it changed was put back.
 type UnitStatus struct {
 	Kind   UnitKind  `json:"kind"`
 	State  UnitState `json:"state"`
