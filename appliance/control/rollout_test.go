@@ -363,3 +363,36 @@ func TestAnObservingNodeIsBookedAsItIs(t *testing.T) {
 		t.Errorf("the node leaves the GPU as it is, and a booking is %s", got)
 	}
 }
+
+// Taking a unit away disrupts as much as asking for it: a node whose kernel still
+// runs with what was taken out of the policy needs a reboot, says so, and keeps
+// its turn until nothing of the unit is left.
+func TestAUnitThatIsBeingRemovedKeepsTheTurn(t *testing.T) {
+	f := newFixture(t)
+	pool := f.pool(appliance.SharingExclusive, `{`+onIOMMU+`}`)
+	nodes := f.fleet(pool, 2)
+	for _, id := range nodes {
+		f.applied(id, wire.UnitIOMMU, wire.InSync)
+	}
+	f.policy(pool, `{}`)
+	left := wire.UnitStatus{Kind: wire.UnitIOMMU, State: wire.PendingReboot, Reason: "taken out of the policy; the next boot goes without iommu=pt"}
+	g := f.wanted(nodes[0]).Generation
+	f.hear(nodes[0], wire.Heartbeat{Generation: g, Applied: g, Units: []wire.UnitStatus{left}})
+	f.refresh()
+	if c := f.condition(nodes[0], appliance.ConditionRebootRequired); !c.Status || c.Message != "wait for a reboot: iommu" {
+		t.Errorf("RebootRequired is %+v", c)
+	}
+	if c := f.condition(nodes[0], appliance.ConditionConfigApplied); c.Status || !strings.Contains(c.Message, left.Reason) {
+		t.Errorf("ConfigApplied is %+v", c)
+	}
+	if on, says := f.iommus(nodes), f.rollout(pool); on != "b" || !strings.HasPrefix(says, "0 of 2 nodes have all of policy version 2; 1 changing; 1 wait") {
+		t.Errorf("the IOMMU is asked of %q, and the pool says %q", on, says)
+	}
+	f.applied(nodes[0], wire.UnitIOMMU, "")
+	if on, says := f.iommus(nodes), f.rollout(pool); on != "" || !strings.HasPrefix(says, "1 of 2 nodes have all of policy version 2; 1 changing") {
+		t.Errorf("once it is undone the IOMMU is asked of %q, and the pool says %q", on, says)
+	}
+	if c := f.condition(nodes[0], appliance.ConditionRebootRequired); c.Status {
+		t.Errorf("once it is undone RebootRequired is %+v", c)
+	}
+}

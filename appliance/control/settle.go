@@ -175,7 +175,7 @@ func rebootCondition(units []appliance.Unit) appliance.Condition {
 	}
 	if len(waits) > 0 {
 		out.Status, out.Reason = true, "UnitPendingReboot"
-		out.Message = strings.Join(waits, ", ") + " takes effect after a reboot"
+		out.Message = "wait for a reboot: " + strings.Join(waits, ", ")
 	}
 	return out
 }

@@ -234,7 +234,8 @@ func RolloutOrder(nodes []RolloutNode) {
 // AtRest tells whether the units of these kinds have come to rest, by their last
 // states, and if not what they wait for. A unit that waits for a reboot or idle
 // GPUs has not, nor has one that failed: a policy that breaks nodes must not go
-// on to the next. A unit without a state is not wanted any more, and was undone.
+// on to the next. So it is with one that is taken out of the policy: its node says
+// how it stands until it is undone.
 func AtRest(kinds []wire.UnitKind, units []appliance.Unit) (rest bool, why string) {
 	var open []string
 	for _, u := range units {
