@@ -41,9 +41,10 @@ func hostUnitCommands() []*cli.Command {
 		},
 		{
 			Name: "history", Usage: "list what the agent has changed on this machine, the newest last",
-			Description: "Examples:\n   bc host history\n   bc host history --unit cpu -o json",
-			Flags:       []cli.Flag{stateDirFlag(), &cli.StringFlag{Name: "unit", Usage: "changes of one `UNIT`"}},
-			Action:      hostHistory,
+			Description: "Of a file that was changed, WAS is the first line; -o wide and -o json have all.\n\n" +
+				"Examples:\n   bc host history\n   bc host history --unit cpu -o json",
+			Flags:  []cli.Flag{stateDirFlag(), &cli.StringFlag{Name: "unit", Usage: "changes of one `UNIT`"}},
+			Action: hostHistory,
 		},
 		{
 			Name: "restore", Usage: "put back what the agent has changed on this machine", ArgsUsage: "[UNIT | walls | fence]",
@@ -98,8 +99,12 @@ func hostUnits(c *cli.Context) error {
 			return err
 		}
 		if known || ended {
+			wanted := len(d.Units.Wanted()) > 0
+			if !wanted && r.Generation != d.Generation { // a result of when it was wanted
+				r.Status = wire.UnitStatus{Reason: "taken out of the policy; the agent has not undone it yet"}
+			}
 			r.Status.Kind = kind
-			list = append(list, hostUnit{Unit: name, Wanted: len(d.Units.Wanted()) > 0, Status: r.Status})
+			list = append(list, hostUnit{Unit: name, Wanted: wanted, Status: r.Status})
 		}
 	}
 	return items(p, list, func(u hostUnit) string { return u.Unit }, "The agent has changed nothing on this machine.", func(list []hostUnit) *table {
@@ -226,10 +231,20 @@ func hostHistory(c *cli.Context) error {
 			field[host.Event]{column{head: "WHEN"}, func(e host.Event) string { return e.At.Local().Format(time.DateTime) }},
 			field[host.Event]{column{head: "UNIT"}, func(e host.Event) string { return e.Unit }},
 			field[host.Event]{column{head: "CHANGE", flex: true}, func(e host.Event) string { return e.Change }},
-			field[host.Event]{column{head: "WAS", flex: true}, func(e host.Event) string { return oneLine(e.Old) }},
+			field[host.Event]{column{head: "WAS", flex: true}, func(e host.Event) string { return was(e.Old, p.format == formatWide) }},
 			field[host.Event]{column{head: "FAILED", flex: true}, func(e host.Event) string { return oneLine(e.Error) }},
 		)
 	})
+}
+
+// was is what stood where something was changed: of a file, its first line that
+// says something, unless all is asked for.
+func was(old string, all bool) string {
+	lines := strings.Split(strings.TrimSpace(old), "\n")
+	if all || len(lines) == 1 {
+		return oneLine(old)
+	}
+	return fmt.Sprintf("%s … (%s)", oneLine(lines[0]), count(len(lines), "line"))
 }
 
 func oneLine(s string) string { return strings.Join(strings.Fields(s), " ") }
