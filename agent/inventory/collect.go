@@ -61,6 +61,7 @@ func Collect(root *host.Root, gpus GPUs) wire.Inventory {
 	inv.Boot = collectBoot(root)
 	inv.Disks = collectDisks(root)
 	inv.NICs = collectNICs(root)
+	locateGPUs(root, inv.GPUs)
 	noteGPUs(&inv, note)
 	// As long as cgroups of version 1 are mounted, slices wall nothing in.
 	if root.Exists("/sys/fs/cgroup") && !root.Exists("/sys/fs/cgroup/cgroup.controllers") {

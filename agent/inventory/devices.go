@@ -174,6 +174,16 @@ func nicAddress(root *host.Root, dir string) string {
 	return ""
 }
 
+// locateGPUs asks the kernel for the NUMA node of the GPUs of which the GPU library
+// does not tell it, or of which it names several.
+func locateGPUs(root *host.Root, gpus []wire.GPU) {
+	for i, g := range gpus {
+		if address := strings.ToLower(g.Address); g.NUMANode < 0 && pciAddress.MatchString(address) {
+			gpus[i].NUMANode = numaNode(root, path.Join("/sys/bus/pci/devices", address, "numa_node"))
+		}
+	}
+}
+
 // noteGPUs compares what the PCI bus has with what can be used.
 func noteGPUs(inv *wire.Inventory, note func(string, ...any)) {
 	listed := make(map[string]bool)
