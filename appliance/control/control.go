@@ -98,14 +98,9 @@ func (c *Control) Start(ctx context.Context) error {
 	c.Store.BeforeCommit(c.flush)
 	if len(c.mem.nodes) > 1000 {
 		go debug.FreeOSMemory() // what reading the state took is several times what is kept
-		time.AfterFunc(firstRound, debug.FreeOSMemory)
 	}
 	return nil
 }
-
-// firstRound is when the loops have looked at everything for the first time
-// since the start; what that took is given back then.
-const firstRound = 2 * time.Second
 
 // now is the instant as it is kept.
 func (c *Control) now() appliance.Time { return appliance.At(c.Now()) }

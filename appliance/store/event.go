@@ -86,13 +86,14 @@ func (tx *Tx) InsertDenial(d Denial) error {
 // metaPruned holds the highest sequence number that retention has removed.
 const metaPruned = "events.pruned"
 
-// PruneEvents removes the events that are older than an instant, at most so
-// many, and remembers up to where. The newest event always stays, so that
-// sequence numbers go on rising.
+// PruneEvents removes, of the oldest events, at most so many, those up to the
+// last that is older than an instant, and remembers up to where. It looks at no
+// other: most often none is old enough, and no index by time is kept. The newest
+// event always stays, so that sequence numbers go on rising.
 func (tx *Tx) PruneEvents(before appliance.Time, limit int) (removed int64, err error) {
 	var last int64
-	err = tx.QueryRow(`SELECT coalesce(max(seq), 0) FROM (
-		SELECT seq FROM events WHERE at < ? AND seq < (SELECT max(seq) FROM events) ORDER BY seq LIMIT ?)`, before, limit).Scan(&last)
+	err = tx.QueryRow(`SELECT coalesce(max(seq), 0) FROM (SELECT seq, at FROM events ORDER BY seq LIMIT ?)
+		WHERE at < ? AND seq < (SELECT max(seq) FROM events)`, limit, before).Scan(&last)
 	if err != nil || last == 0 {
 		return 0, err
 	}

@@ -25,7 +25,7 @@ type Options struct {
 	Synchronous string
 
 	// ReadConns bounds the reads that run at once. Connections are opened when
-	// first needed and take up to 2 MiB each. Default: twice the CPUs, 4 to 16.
+	// first needed and take up to 3 MiB each. Default: twice the CPUs, 4 to 16.
 	ReadConns int
 
 	// WriteWait is how long a write waits for a disk that does not answer.
