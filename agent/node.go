@@ -213,7 +213,7 @@ func (n *node) wallReport() wallReport {
 // to another NodeSpec, it stays that of the one before.
 func (n *node) wallsStatus(r wallReport) wire.WallsStatus {
 	if n.walls == nil || r.refusal != "" {
-		return wire.WallsStatus{}
+		return wire.WallsStatus{Why: r.refusal}
 	}
 	switch {
 	case r.asked == 0:

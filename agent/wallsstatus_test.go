@@ -36,15 +36,15 @@ func TestAListOfBindingsSaysWhichNodeSpecItIsOf(t *testing.T) {
 		{"a round that began before", func() { ends(1) }, wire.WallsStatus{Enforced: true, Generation: 5}},
 		{"its own round", func() { ends(2) }, wire.WallsStatus{Enforced: true, Generation: 6}},
 		{"systemd did not answer", func() { ends(0) }, wire.WallsStatus{Enforced: true}},
-		{"no walls here after all", func() { w.tell(wallReport{asked: 2, refusal: "cgroup v1"}) }, wire.WallsStatus{}},
+		{"no walls here after all", func() { w.tell(wallReport{asked: 2, refusal: "cgroup v1"}) }, wire.WallsStatus{Why: "cgroup v1"}},
 	} {
 		step.do()
 		if got := look(); got != step.want {
 			t.Errorf("%s: %+v, want %+v", step.name, got, step.want)
 		}
 	}
-	n.walls = nil
-	if got := look(); got != (wire.WallsStatus{}) {
+	n.walls, n.unwalled = nil, leftAlone
+	if got := look(); got != (wire.WallsStatus{Why: leftAlone}) {
 		t.Errorf("an agent that observes says %+v", got)
 	}
 }

@@ -48,6 +48,9 @@ const (
 	ConditionConfigApplied  = "ConfigApplied"
 	ConditionRebootRequired = "RebootRequired"
 	ConditionGPUHealthy     = "GPUHealthy"
+	// ConditionEnforced says whether the node's agent walls reservations in. Where it
+	// does not they are booked alone: that is how the machine is run, and no fault.
+	ConditionEnforced = "Enforced"
 )
 
 // Condition is one thing that is so, or not, of a node.
@@ -57,6 +60,17 @@ type Condition struct {
 	Reason  string `json:"reason,omitempty"`
 	Message string `json:"message,omitempty"`
 	Since   Time   `json:"since"`
+}
+
+// Bad tells whether the condition is one to look at.
+func (c Condition) Bad() bool {
+	switch c.Type {
+	case ConditionRebootRequired:
+		return c.Status
+	case ConditionEnforced:
+		return false
+	}
+	return !c.Status
 }
 
 // Node is one machine, joined to exactly one pool.

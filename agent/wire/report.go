@@ -71,6 +71,9 @@ type Heartbeat struct {
 type WallsStatus struct {
 	Enforced   bool  `json:"enforced"`   // this agent raises walls; without, nothing has to come down
 	Generation int64 `json:"generation"` // 0: not known yet
+	// Why says, for people, why this agent raises no walls. Empty: it does, or it is
+	// older than this field.
+	Why string `json:"why,omitempty"`
 }
 
 // HeartbeatReply tells the agent what the server lacks.

@@ -295,6 +295,7 @@ func (c *Control) takeReport(tx *store.Tx, who appliance.Caller, h wire.Heartbea
 	c.tookUp(&rec, h.Applied)
 	if h.Bindings != nil {
 		rec.Walled = h.Walls != nil && h.Walls.Enforced
+		rec.Conditions = setCondition(rec.Conditions, enforcedCondition(h.Walls), at)
 	}
 	if _, err := c.resettle(tx, tr, rec); err != nil {
 		return err

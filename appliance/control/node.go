@@ -325,9 +325,11 @@ func (c *Control) ExplainNode(ctx context.Context, who appliance.Caller, in appl
 		appliance.ConditionGPUHealthy:     "look at the driver on the node: nvidia-smi",
 		appliance.ConditionConfigApplied:  "bc nodes get " + n.ID,
 		appliance.ConditionRebootRequired: "bc nodes reboot " + n.ID + ", which waits for its reservations to end",
+		appliance.ConditionEnforced:       "start its agent as root with --manage-host, with systemd 244 or newer and cgroup v2 alone, to have reservations walled in",
 	}
 	for _, cond := range n.Conditions {
-		if cond.Status == (cond.Type == appliance.ConditionRebootRequired) {
+		unwalled := cond.Type == appliance.ConditionEnforced && !cond.Status && !n.Simulated
+		if cond.Bad() || unwalled {
 			x.Findings = append(x.Findings, cond.Type+": "+cond.Message)
 			x.Helps = append(x.Helps, help[cond.Type])
 		}

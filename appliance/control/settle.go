@@ -165,6 +165,18 @@ func configCondition(units []appliance.Unit) appliance.Condition {
 	return out
 }
 
+// enforcedCondition says whether a node walls reservations in, and if not why.
+func enforcedCondition(w *wire.WallsStatus) appliance.Condition {
+	if w != nil && w.Enforced {
+		return appliance.Condition{Type: appliance.ConditionEnforced, Status: true}
+	}
+	out := appliance.Condition{Type: appliance.ConditionEnforced, Reason: "BookedOnly", Message: "reservations are booked and not walled in"}
+	if w != nil && w.Why != "" {
+		out.Message += ": " + w.Why
+	}
+	return out
+}
+
 func rebootCondition(units []appliance.Unit) appliance.Condition {
 	out := appliance.Condition{Type: appliance.ConditionRebootRequired}
 	var waits []string
@@ -369,7 +381,7 @@ func (c *Control) emitState(tx *store.Tx, tr trail, p *pool, rec store.NodeRecor
 	}
 	data := map[string]any{"nodeId": rec.ID, "hostname": rec.Hostname, "state": rec.State, "before": before}
 	for _, cond := range rec.Conditions {
-		if cond.Message != "" && !cond.Status && cond.Type != appliance.ConditionRebootRequired {
+		if cond.Message != "" && cond.Bad() && cond.Type != appliance.ConditionRebootRequired {
 			data["reason"] = cond.Message
 			break
 		}

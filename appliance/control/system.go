@@ -61,11 +61,7 @@ func (c *Control) attention(tx *store.Tx) ([]appliance.Attention, error) {
 	for _, n := range nodes {
 		message := fmt.Sprintf("node %s is %s", n.Hostname, n.State)
 		for _, cond := range n.Conditions {
-			bad := !cond.Status
-			if cond.Type == appliance.ConditionRebootRequired {
-				bad = cond.Status
-			}
-			if bad && cond.Message != "" {
+			if cond.Bad() && cond.Message != "" {
 				message += ": " + cond.Message
 				break
 			}

@@ -305,14 +305,6 @@ func rowFree(n appliance.Node, resource string) string {
 	return ""
 }
 
-// bad tells whether a condition is one to look at.
-func bad(c appliance.Condition) bool {
-	if c.Type == appliance.ConditionRebootRequired {
-		return c.Status
-	}
-	return !c.Status
-}
-
 // nodeNote is what one should know of a node at a glance.
 func nodeNote(n appliance.Node) string {
 	var notes []string
@@ -323,7 +315,7 @@ func nodeNote(n appliance.Node) string {
 		notes = append(notes, "reboot "+rebootText(r))
 	}
 	for _, c := range n.Conditions {
-		if bad(c) {
+		if c.Bad() {
 			text := c.Type
 			if c.Message != "" {
 				text = c.Message
