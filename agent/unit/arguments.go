@@ -66,7 +66,7 @@ func planArguments(s Scene, unit string, tokens []string) arguments {
 	}
 	c := change{Scene: s, unit: unit, tokens: tokens, kept: kept, known: known, entries: entries, running: running}
 	c.same = known && slices.Equal(kept.Tokens, tokens)
-	c.old = without(slices.Concat(kept.Old, kept.Standing, kept.Tokens), inOrder(s, unit, tokens, everything))
+	c.old = firsts(without(slices.Concat(kept.Old, kept.Standing, kept.Tokens), inOrder(s, unit, tokens, everything)))
 	out, decided := c.onTrial()
 	if !decided {
 		out = c.forGood()
@@ -248,6 +248,17 @@ func taken(s Scene, tokens []string, entries []host.BootEntry, running, ours []s
 // without takes each of the tokens out of args.
 func without(args, tokens []string) []string {
 	return slices.DeleteFunc(slices.Clone(args), func(a string) bool { return slices.Contains(tokens, a) })
+}
+
+// firsts leaves out what repeats: a token on trial may stand already.
+func firsts(tokens []string) []string {
+	var out []string
+	for _, t := range tokens {
+		if !slices.Contains(out, t) {
+			out = append(out, t)
+		}
+	}
+	return out
 }
 
 func words(s Scene, name string) []string {

@@ -621,3 +621,33 @@ func TestTrialOfARealMenu(t *testing.T) {
 const noUUID = "00000000-0000-0000-0000-000000000000"
 
 func (b *bench) custom() string { data, _ := b.ReadFile(host.GRUBCustom); return string(data) }
+
+// What is given up is named once, also where a change of confirmed arguments
+// was on trial when the policy was emptied.
+func TestGivenUpArgumentsAreNamedOnce(t *testing.T) {
+	b := newBench(t, "debian-amd")
+	b.confirmed(units(t, isolateUnit))
+	b.sync(units(t, `{"cpu":{"isolate":"4-5"}}`))
+	b.BootHangs()
+	b.Reboot()
+	b.sync(units(t, `{"cpu":{"isolate":"4-5"}}`))
+	b.sync(wire.Units{})
+	events, err := b.Ledger.History()
+	if err != nil {
+		t.Fatal(err)
+	}
+	given := 0
+	for _, e := range events {
+		tokens, found := strings.CutPrefix(e.Change, "note that kernel arguments are given up: ")
+		if !found {
+			continue
+		}
+		given++
+		if words := strings.Fields(tokens); len(words) != len(slices.Compact(slices.Sorted(slices.Values(words)))) {
+			t.Errorf("%s", e.Change)
+		}
+	}
+	if given == 0 {
+		t.Error("nothing was given up")
+	}
+}
