@@ -52,7 +52,7 @@ package: ## build dist/*.deb and dist/*.rpm
 
 e2e: package ## install the packages on real Debians: containers and a virtual machine (root; docs/e2e.md)
 	$(GO) test -tags e2e -count=1 -v -timeout 90m ./packaging/...
-	$(GO) test -tags e2e -count=1 -timeout 10m -run UnderSystemd ./agent ./agent/unit ./cmd/bc
+	$(GO) test -tags e2e -count=1 -timeout 30m -run 'UnderSystemd|InAMachine' ./agent ./agent/unit ./cmd/bc
 
 bench: build ## measure against the bars of docs/performance.md and print a table (minutes)
 	$(GO) test ./appliance/bench -v -count=1 -timeout 60m -bars | grep -E '^(\||---|FAIL|ok|    )'

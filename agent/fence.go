@@ -111,18 +111,21 @@ func (w *walls) setFence(ctx context.Context, cpus string) error {
 	var amiss []string
 	for _, name := range fencedSlices {
 		f := host.Fence{Slices: w.slices, Slice: name, CPUs: cpus}
-		why, change := w.planFence(ctx, f, j.Prior())
-		if why != "" {
-			amiss = append(amiss, why)
+		for again := true; again; {
+			why, change := w.planFence(ctx, f, j.Prior())
+			if why != "" {
+				amiss = append(amiss, why)
+			}
+			if change == nil {
+				break
+			}
+			if err := host.Apply(ctx, w.machine, j, []host.Change{change}); err != nil {
+				amiss = append(amiss, err.Error())
+				break
+			}
+			w.log.Info("change", "unit", fenceUnit, "change", change.String())
+			_, again = change.(host.Forget) // it is not ours any more: what now?
 		}
-		if change == nil {
-			continue
-		}
-		if err := host.Apply(ctx, w.machine, j, []host.Change{change}); err != nil {
-			amiss = append(amiss, err.Error())
-			continue
-		}
-		w.log.Info("change", "unit", fenceUnit, "change", change.String())
 	}
 	if len(amiss) > 0 {
 		return fmt.Errorf("%s", strings.Join(amiss, "; "))
