@@ -65,23 +65,29 @@ type hostUnit struct {
 	Status wire.UnitStatus `json:"status"`
 }
 
-func offlinePrinter(c *cli.Context) (*printer, error) {
+// openOffline is how a command without arguments starts that needs no server: with
+// its printer, and the ledger, which is root's alone on an installed agent.
+func openOffline(c *cli.Context) (*printer, *host.Ledger, error) {
+	if err := noArguments(c); err != nil {
+		return nil, nil, err
+	}
 	set, err := readSettings(c)
 	if err != nil {
-		return nil, usage{err}
+		return nil, nil, usage{err}
 	}
-	return newPrinter(set.Output)
+	p, err := newPrinter(set.Output)
+	if err != nil {
+		return nil, nil, err
+	}
+	l := host.OpenLedger(c.String("state-dir"))
+	if _, err := os.ReadDir(l.Dir()); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, nil, fmt.Errorf("what the agent knows of this machine cannot be read; try as root: %w", err)
+	}
+	return p, l, nil
 }
 
 func hostUnits(c *cli.Context) error {
-	if err := noArguments(c); err != nil {
-		return err
-	}
-	p, err := offlinePrinter(c)
-	if err != nil {
-		return err
-	}
-	l, err := openHostLedger(c)
+	p, l, err := openOffline(c)
 	if err != nil {
 		return err
 	}
@@ -118,28 +124,13 @@ func hostUnits(c *cli.Context) error {
 	})
 }
 
-// openHostLedger opens the ledger, which is root's alone on an installed agent.
-func openHostLedger(c *cli.Context) (*host.Ledger, error) {
-	l := host.OpenLedger(c.String("state-dir"))
-	if _, err := os.ReadDir(l.Dir()); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("what the agent knows of this machine cannot be read; try as root: %w", err)
-	}
-	return l, nil
-}
-
 func hostPlan(c *cli.Context) error {
-	if err := noArguments(c); err != nil {
-		return err
-	}
-	p, err := offlinePrinter(c)
+	p, _, err := openOffline(c)
 	if err != nil {
 		return err
 	}
 	r, err := hostRunner(c)
 	if err != nil {
-		return err
-	}
-	if _, err := openHostLedger(c); err != nil {
 		return err
 	}
 	spec, err := plannedSpec(c, r)
@@ -205,14 +196,7 @@ func plannedSpec(c *cli.Context, r *unit.Runner) (wire.NodeSpec, error) {
 }
 
 func hostHistory(c *cli.Context) error {
-	if err := noArguments(c); err != nil {
-		return err
-	}
-	p, err := offlinePrinter(c)
-	if err != nil {
-		return err
-	}
-	l, err := openHostLedger(c)
+	p, l, err := openOffline(c)
 	if err != nil {
 		return err
 	}
