@@ -268,16 +268,16 @@ func (r *Runner) scene(kind wire.UnitKind, d Desired) (Scene, error) {
 // unit with nothing to do a new generation alone is not worth a write: each
 // booking on the node makes one.
 func (r *Runner) want(ctx context.Context, name string, d Desired, settled bool) error {
-	unlock, err := r.Ledger.Lock(ctx)
-	if err != nil {
-		return err
-	}
-	defer unlock()
 	var before Desired
 	if known, err := r.Ledger.Load(host.Desired, name, &before); err == nil && known &&
 		before.hash() == d.hash() && (settled || before.Generation == d.Generation) && before.UpIn == d.UpIn && slices.Equal(before.Held, d.Held) {
 		return nil
 	}
+	unlock, err := r.Ledger.Lock(ctx) // which a join of a cluster holds for minutes
+	if err != nil {
+		return err
+	}
+	defer unlock()
 	return r.Ledger.Save(host.Desired, name, d)
 }
 
