@@ -178,6 +178,9 @@ func (x *Index) checkPool(p *pool) error {
 	if err := p.base.check(base, (*node).sign); err != nil {
 		return err
 	}
+	if err := p.room.check(base); err != nil {
+		return err
+	}
 	for _, name := range slices.Sorted(maps.Keys(p.profiles)) {
 		if err := p.profiles[name].shelf.check(profiles[name], func(n *node) sign { return n.profileSign(name) }); err != nil {
 			return fmt.Errorf("MIG profile %s: %w", name, err)
@@ -186,33 +189,63 @@ func (x *Index) checkPool(p *pool) error {
 	return nil
 }
 
-// check holds a shelf to its order: want nodes, each under its sign, each cell
-// sorted, each chunk's most as its entries say.
+// check holds a shelf to its order: want nodes, each under its sign.
 func (s *shelf) check(want int, signOf func(*node) sign) error {
 	have := 0
 	for free, row := range s.rows {
 		for _, cell := range row {
-			var before *node
-			for _, c := range cell.chunks {
-				fresh := chunk{entries: c.entries}
-				fresh.measure()
-				if fresh.most != c.most {
-					return fmt.Errorf("a stretch of the shelf says %v is free, its nodes say %v", c.most, fresh.most)
-				}
-				for _, e := range c.entries {
-					n := e.node
-					sg := signOf(n)
-					if sg != cell.sign || sg.free != free || !n.takes() || e != n.entry() || before != nil && compareNodes(before, n) >= 0 {
-						return fmt.Errorf("node %s is not in its place on the shelf", n.id)
-					}
-					before = n
-					have++
-				}
+			n, err := cell.check("on the shelf", func(n *node) bool {
+				sg := signOf(n)
+				return sg == cell.sign && sg.free == free
+			})
+			if err != nil {
+				return err
 			}
+			have += n
 		}
 	}
 	if have != want {
 		return fmt.Errorf("%d nodes are on the shelf, %d take bookings", have, want)
 	}
 	return nil
+}
+
+// check holds a room to its order: want nodes, each by its free atoms.
+func (m *room) check(want int) error {
+	have, err := m.bare.check("in the room", func(n *node) bool { return m.of(n.sign()) == &m.bare })
+	for i := range m.rows {
+		if err != nil {
+			return err
+		}
+		var n int
+		n, err = m.rows[i].check("in the room", func(n *node) bool { return m.of(n.sign()) == &m.rows[i] })
+		have += n
+	}
+	if err == nil && have != want {
+		return fmt.Errorf("%d nodes are in the room, %d take bookings", have, want)
+	}
+	return err
+}
+
+// check counts the nodes of a run and holds it to its order, each chunk to what
+// its entries say, and each node to what it has free and to being here.
+func (r *run) check(where string, isHere func(*node) bool) (int, error) {
+	have := 0
+	var before *entry
+	for _, c := range r.chunks {
+		fresh := chunk{entries: c.entries}
+		fresh.measure()
+		if fresh.least != c.least || fresh.most != c.most {
+			return 0, fmt.Errorf("a stretch %s says %v to %v is free, its nodes say %v to %v", where, c.least, c.most, fresh.least, fresh.most)
+		}
+		for i := range c.entries {
+			e := &c.entries[i]
+			if !e.node.takes() || *e != e.node.entry() || before != nil && r.compare(before, e) >= 0 || !isHere(e.node) {
+				return 0, fmt.Errorf("node %s is not in its place %s", e.node.id, where)
+			}
+			before = e
+			have++
+		}
+	}
+	return have, nil
 }

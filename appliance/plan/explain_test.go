@@ -205,9 +205,21 @@ func TestCheckFindsWhatIsWrong(t *testing.T) {
 		"which is not in the index":                     func(x *Index) { delete(x.nodes, "node_a") },
 		"is not in its place on the shelf":              func(x *Index) { x.nodes["node_a"].healthy = 1; x.recount("pool") },
 		"memory or lease differ":                        func(x *Index) { x.nodes["node_a"].memoryMiB[0]++ },
-		"on the shelf": func(x *Index) {
+		"1 nodes are on the shelf": func(x *Index) {
 			n := x.nodes["node_b"]
-			n.pool.base.remove(n.sign(), n)
+			n.pool.base.remove(n.sign(), n.entry())
+		},
+		"1 nodes are in the room": func(x *Index) {
+			n := x.nodes["node_b"]
+			n.pool.room.remove(n.sign(), n.entry())
+		},
+		"is not in its place in the room": func(x *Index) {
+			n := x.nodes["node_a"]
+			n.pool.room.remove(n.sign(), n.entry())
+			n.pool.room.bare.add(n.entry())
+		},
+		"a stretch in the room": func(x *Index) {
+			x.pools["pool"].room.of(x.nodes["node_a"].sign()).chunks[0].least[0]--
 		},
 	} {
 		x := indexOf(t, box("a", 3), box("b", 3))

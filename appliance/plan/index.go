@@ -42,6 +42,7 @@ type pool struct {
 	kind     kind
 	all      run   // every node
 	base     shelf // those that take bookings
+	room     room  // the same
 	profiles map[string]*profile
 	shares   [2]map[int32]int // for vcpu and memoryGiB, share of a GPU to the number of GPU hosts that can give it
 	tally    tally
@@ -199,7 +200,7 @@ func (x *Index) describe(n *node, facts *Node) {
 	n.schedulable, n.why, n.replicas = facts.Schedulable, facts.Unschedulable, facts.Replicas
 	n.pool = x.pools[facts.PoolID]
 	if n.pool == nil {
-		n.pool = &pool{id: facts.PoolID, profiles: map[string]*profile{}, shares: [2]map[int32]int{{}, {}}}
+		n.pool = &pool{id: facts.PoolID, profiles: map[string]*profile{}, shares: [2]map[int32]int{{}, {}}, room: newRoom()}
 		x.pools[facts.PoolID] = n.pool
 	}
 	n.pool.sharing, n.pool.kind = facts.Sharing, kindOf(facts.Sharing)
@@ -276,7 +277,7 @@ func (x *Index) enter(n *node) {
 func (x *Index) leave(n *node) {
 	n.uncount()
 	p := n.pool
-	p.all.remove(n)
+	p.all.remove(entry{node: n})
 	n.eachShare(func(i int, share int32) {
 		if p.shares[i][share]--; p.shares[i][share] == 0 {
 			delete(p.shares[i], share)
@@ -314,8 +315,9 @@ func (n *node) count() {
 	if !n.takes() {
 		return
 	}
-	e := n.entry()
-	n.pool.base.add(n.sign(), e)
+	sg, e := n.sign(), n.entry()
+	n.pool.base.add(sg, e)
+	n.pool.room.add(sg, e)
 	for _, profile := range n.profiles() {
 		n.pool.profiles[profile].shelf.add(n.profileSign(profile), e)
 	}
@@ -326,9 +328,11 @@ func (n *node) uncount() {
 	if !n.takes() {
 		return
 	}
-	n.pool.base.remove(n.sign(), n)
+	sg, e := n.sign(), n.entry()
+	n.pool.base.remove(sg, e)
+	n.pool.room.remove(sg, e)
 	for _, profile := range n.profiles() {
-		n.pool.profiles[profile].shelf.remove(n.profileSign(profile), n)
+		n.pool.profiles[profile].shelf.remove(n.profileSign(profile), e)
 	}
 }
 

@@ -38,6 +38,10 @@ func snapshot(x *Index) string {
 		p := x.pools[id]
 		fmt.Fprintf(&b, "pool %s %s %+v %v\n", id, p.sharing, p.tally, p.shares)
 		writeShelf(&b, "base", &p.base)
+		writeRun(&b, "without GPUs", &p.room.bare)
+		for free := range p.room.rows {
+			writeRun(&b, fmt.Sprint(free, " free"), &p.room.rows[free])
+		}
 		for _, name := range slices.Sorted(maps.Keys(p.profiles)) {
 			fmt.Fprintf(&b, " %s has %d\n", name, p.profiles[name].instances)
 			writeShelf(&b, name, &p.profiles[name].shelf)
@@ -52,17 +56,23 @@ func writeShelf(b *strings.Builder, name string, s *shelf) {
 	var lines []string
 	for _, row := range s.rows {
 		for _, c := range row {
-			line := fmt.Sprintf("  %s %d %v %b:", name, c.sign.free, c.sign.gpus, c.sign.devices)
-			for _, chunk := range c.chunks {
-				for _, e := range chunk.entries {
-					line += fmt.Sprintf(" %s%v", e.node.id, e.free)
-				}
-			}
-			lines = append(lines, line)
+			var line strings.Builder
+			writeRun(&line, fmt.Sprintf("  %s %d %v %b", name, c.sign.free, c.sign.gpus, c.sign.devices), &c.run)
+			lines = append(lines, line.String())
 		}
 	}
 	slices.Sort(lines)
-	fmt.Fprintf(b, "%d rows\n%s\n", len(s.rows), strings.Join(lines, "\n"))
+	fmt.Fprintf(b, "%d rows\n%s\n", len(s.rows), strings.Join(lines, ""))
+}
+
+func writeRun(b *strings.Builder, name string, r *run) {
+	b.WriteString(name)
+	for _, chunk := range r.chunks {
+		for _, e := range chunk.entries {
+			fmt.Fprintf(b, " %s%v", e.node.id, e.free)
+		}
+	}
+	b.WriteString("\n")
 }
 
 // TestPlacementAgreesWithSimpleModel runs random histories of a few nodes and

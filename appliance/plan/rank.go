@@ -48,7 +48,7 @@ func (a *ask) rateHost(sg sign, e *entry) rank {
 	var r rank
 	if sg.gpus {
 		r[0] = keepsShare
-		if !a.keepsShare(sg, e) {
+		if need, ok := a.keeping(sg.free); !ok || !covers(&e.free, &need) {
 			r[0] = spoilsShare
 		}
 		r[1] = int64(sg.free)
@@ -59,20 +59,6 @@ func (a *ask) rateHost(sg sign, e *entry) rank {
 		}
 	}
 	return r
-}
-
-// keepsShare tells whether the free GPUs of a node could still be booked with
-// the default host share. Only whole GPUs have one.
-func (a *ask) keepsShare(sg sign, e *entry) bool {
-	if sg.layout == nil {
-		return true
-	}
-	for i, share := range a.share {
-		if share > 0 && int64(e.free[i])-int64(a.scalars[i]) < int64(share)*int64(sg.free) {
-			return false
-		}
-	}
-	return true
 }
 
 // share is the smallest share of vcpu (0) or memoryGiB (1) that any GPU host of
@@ -97,48 +83,6 @@ func (c candidate) compare(o candidate) int {
 		return d
 	}
 	return compareNodes(c.node, o.node)
-}
-
-// findHost looks at every node that has enough, since any of them may be the
-// tightest; but once a node is found that keeps the host share of its free
-// GPUs, not at those with more GPUs free.
-func (a *ask) findHost() []*node {
-	var best []candidate
-	for _, row := range a.pool.base.rows {
-		for _, cell := range row {
-			best = a.keepTightest(best, cell)
-		}
-		if a.nodes == 1 && len(best) == 1 && best[0].rank[0] < spoilsShare {
-			break
-		}
-	}
-	return a.nodesOf(best)
-}
-
-// keepTightest adds the nodes of a cell that fit. Asked for one node it keeps
-// only the best one.
-func (a *ask) keepTightest(best []candidate, in *cell) []candidate {
-	sg := in.sign
-	first := slices.IndexFunc(a.scalars[:], func(v int32) bool { return v > 0 })
-	c := cursor{run: &in.run}
-	for e := c.next(a); e != nil; e = c.next(a) {
-		if a.nodes > 1 || len(best) == 0 {
-			if a.fits(e.node) {
-				best = append(best, candidate{e.node, a.rateHost(sg, e)})
-			}
-			continue
-		}
-		b := &best[0]
-		left := int64(e.free[first] - a.scalars[first])
-		alike := b.rank[0] == 0 && !sg.gpus || b.rank[0] == keepsShare && sg.gpus && b.rank[1] == int64(sg.free)
-		if b.rank[0] == 0 && sg.gpus || alike && left > b.rank[2+first] {
-			continue // clearly worse: most are
-		}
-		if next := (candidate{e.node, a.rateHost(sg, e)}); next.compare(*b) < 0 && a.fits(e.node) {
-			*b = next
-		}
-	}
-	return best
 }
 
 func (a *ask) nodesOf(best []candidate) []*node {
@@ -186,12 +130,11 @@ func (a *ask) eachNamed(f func(*node)) {
 
 // eachCalled visits the nodes of one hostname.
 func (p *pool) eachCalled(hostname string, f func(*node)) {
-	first := &node{hostname: hostname}
+	first := &entry{node: &node{hostname: hostname}}
 	at := p.all.find(first)
 	for ; at < len(p.all.chunks); at++ {
 		c := p.all.chunks[at]
-		i, _ := c.find(first)
-		for _, e := range c.entries[i:] {
+		for _, e := range c.entries[p.all.findIn(c, first):] {
 			if e.node.hostname != hostname {
 				return
 			}

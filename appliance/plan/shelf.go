@@ -3,6 +3,7 @@ package plan
 import (
 	"cmp"
 	"slices"
+	"sort"
 	"strings"
 )
 
@@ -30,15 +31,20 @@ type cell struct {
 	run
 }
 
-// run is a list of nodes in order of hostname and id, cut into chunks so that
-// an insertion moves few of them.
-type run struct{ chunks []*chunk }
+// run is a list of nodes, cut into chunks so that an insertion moves few of
+// them. It is in order of hostname and id; before that, if it is by what is
+// free, of each counted resource.
+type run struct {
+	chunks []*chunk
+	byFree bool
+}
 
-// chunk is a stretch of a run with the most that any of its nodes has free of
-// each counted resource, so that a stretch where nothing fits is passed over.
+// chunk is a stretch of a run with the least and the most that any of its nodes
+// has free of each counted resource, so that a stretch where nothing fits, or
+// nothing as tightly, is passed over.
 type chunk struct {
-	most    [scalarCount]int32
-	entries []entry
+	least, most [scalarCount]int32
+	entries     []entry
 }
 
 // entry is a node with what it has free of the counted resources, -1 where it
@@ -50,6 +56,15 @@ type entry struct {
 }
 
 const maxChunk = 128
+
+func (r *run) compare(a, b *entry) int {
+	if r.byFree {
+		if c := slices.Compare(a.free[:], b.free[:]); c != 0 {
+			return c
+		}
+	}
+	return compareNodes(a.node, b.node)
+}
 
 func compareNodes(a, b *node) int {
 	if c := strings.Compare(a.hostname, b.hostname); c != 0 {
@@ -72,11 +87,11 @@ func (s *shelf) add(sg sign, e entry) {
 }
 
 // remove takes a node off; it must be there under this sign.
-func (s *shelf) remove(sg sign, n *node) {
+func (s *shelf) remove(sg sign, e entry) {
 	row := &s.rows[sg.free]
 	i := slices.IndexFunc(*row, func(c *cell) bool { return c.sign == sg })
 	c := (*row)[i]
-	c.remove(n)
+	c.remove(e)
 	if len(c.chunks) > 0 {
 		return
 	}
@@ -95,19 +110,18 @@ func dropAt[T any](s []T, i int) []T {
 }
 
 func (r *run) add(e entry) {
-	at := r.find(e.node)
+	at := r.find(&e)
 	if at == len(r.chunks) {
 		if at == 0 || len(r.chunks[at-1].entries) >= maxChunk {
-			r.chunks = append(r.chunks, &chunk{most: e.free, entries: []entry{e}})
+			r.chunks = append(r.chunks, &chunk{least: e.free, most: e.free, entries: []entry{e}})
 			return
 		}
 		at--
 	}
 	c := r.chunks[at]
-	i, _ := c.find(e.node)
-	c.entries = slices.Insert(c.entries, i, e)
+	c.entries = slices.Insert(c.entries, r.findIn(c, &e), e)
 	for k, v := range e.free {
-		c.most[k] = max(c.most[k], v)
+		c.least[k], c.most[k] = min(c.least[k], v), max(c.most[k], v)
 	}
 	if len(c.entries) > maxChunk {
 		half := len(c.entries) / 2
@@ -119,36 +133,55 @@ func (r *run) add(e entry) {
 	}
 }
 
-func (r *run) remove(n *node) {
-	at := r.find(n)
+// remove takes a node off; it must be there, and where the run is in order of
+// what is free with as much free.
+func (r *run) remove(e entry) {
+	at := r.find(&e)
 	c := r.chunks[at]
-	i, _ := c.find(n)
+	i := r.findIn(c, &e)
+	free := c.entries[i].free
 	c.entries = slices.Delete(c.entries, i, i+1)
 	if len(c.entries) > 0 {
-		c.measure()
+		c.lose(&free)
 		return
 	}
 	r.chunks = slices.Delete(r.chunks, at, at+1)
 }
 
-// find is the first chunk whose last node is not before n.
-func (r *run) find(n *node) int {
-	at, _ := slices.BinarySearchFunc(r.chunks, n, func(c *chunk, n *node) int {
-		return compareNodes(c.entries[len(c.entries)-1].node, n)
+// find is the first chunk whose last node is not before e.
+func (r *run) find(e *entry) int {
+	return sort.Search(len(r.chunks), func(i int) bool {
+		entries := r.chunks[i].entries
+		return r.compare(&entries[len(entries)-1], e) >= 0
 	})
-	return at
 }
 
-func (c *chunk) find(n *node) (int, bool) {
-	return slices.BinarySearchFunc(c.entries, n, func(e entry, n *node) int { return compareNodes(e.node, n) })
+// findIn is the first node of a chunk that is not before e.
+func (r *run) findIn(c *chunk, e *entry) int {
+	return sort.Search(len(c.entries), func(i int) bool { return r.compare(&c.entries[i], e) >= 0 })
 }
 
 func (c *chunk) measure() {
-	c.most = c.entries[0].free
+	c.least, c.most = c.entries[0].free, c.entries[0].free
 	for _, e := range c.entries[1:] {
 		for k, v := range e.free {
-			c.most[k] = max(c.most[k], v)
+			c.least[k], c.most[k] = min(c.least[k], v), max(c.most[k], v)
 		}
+	}
+}
+
+// lose measures anew after a node went that had so much free: only what it was
+// the least or the most of, and until another is found that is as well.
+func (c *chunk) lose(free *[scalarCount]int32) {
+	for k, v := range free {
+		if c.least[k] < v && v < c.most[k] {
+			continue
+		}
+		least, most := c.entries[0].free[k], c.entries[0].free[k]
+		for i := 1; i < len(c.entries) && (least > c.least[k] || most < c.most[k]); i++ {
+			least, most = min(least, c.entries[i].free[k]), max(most, c.entries[i].free[k])
+		}
+		c.least[k], c.most[k] = least, most
 	}
 }
 
