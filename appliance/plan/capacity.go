@@ -22,12 +22,12 @@ const atomRow = scalarCount
 
 func (n *node) tally() tally {
 	t := tally{nodes: 1}
-	if n.schedulable {
+	if n.shape.value.schedulable {
 		t.schedulable = 1
 	}
 	t.healthy = bits.OnesCount64(n.healthy)
 	t.unhealthy = len(n.uuids) - t.healthy
-	if n.role != appliance.RoleHost {
+	if n.shape.value.role != appliance.RoleHost {
 		return t
 	}
 	if n.takes() && len(n.shares) == 0 && n.releasing == nil {

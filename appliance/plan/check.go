@@ -51,7 +51,7 @@ func (x *Index) checkBookings() error {
 }
 
 func (n *node) check() error {
-	fresh := node{pool: n.pool, replicas: n.replicas, uuids: n.uuids, parts: n.parts, topology: n.topology}
+	fresh := node{pool: n.pool, shape: n.shape, uuids: n.uuids, parts: n.parts, topology: n.topology}
 	fresh.reset()
 	atoms := 0
 	for i, s := range n.shares {

@@ -97,7 +97,7 @@ func boolCompare(a, b bool) int {
 }
 
 func (a *ask) lackOf(n *node) lack {
-	l := lack{node: n, closed: !n.takes() && !(n.keptFor != "" && n.keptFor == a.holder && n.schedulable && !n.leased)}
+	l := lack{node: n, closed: !n.takes() && !(n.keptFor != "" && n.keptFor == a.holder && n.shape.value.schedulable && !n.leased)}
 	e := n.entry()
 	l.excluded = !a.matches(&e) || a.hostname != nil && !a.hostname.Matches(n.hostname)
 	free, _ := a.countAtoms(n)
@@ -149,12 +149,12 @@ func (a *ask) words(l lack) []string {
 	n := l.node
 	var out []string
 	switch {
-	case n.role != appliance.RoleHost:
-		out = append(out, fmt.Sprintf("node has role %s, which adds no reservable capacity", n.role))
-	case !n.schedulable && n.why == "":
+	case n.shape.value.role != appliance.RoleHost:
+		out = append(out, fmt.Sprintf("node has role %s, which adds no reservable capacity", n.shape.value.role))
+	case !n.shape.value.schedulable && n.shape.value.why == "":
 		out = append(out, "node is not schedulable")
-	case !n.schedulable:
-		out = append(out, "node is "+n.why)
+	case !n.shape.value.schedulable:
+		out = append(out, "node is "+n.shape.value.why)
 	case n.leased:
 		out = append(out, "the whole machine is booked")
 	case n.keptFor != "" && n.keptFor != a.holder:
@@ -423,10 +423,10 @@ func (a *ask) helpOperator(lacks []lack, add func(string, ...any)) {
 		switch {
 		case l.fits():
 			fit++
-		case l.excluded || n.role != appliance.RoleHost:
-		case !n.schedulable && l.short == 0 && !n.leased:
+		case l.excluded || n.shape.value.role != appliance.RoleHost:
+		case !n.shape.value.schedulable && l.short == 0 && !n.leased:
 			closed = append(closed, n.hostname)
-		case !n.schedulable:
+		case !n.shape.value.schedulable:
 		case a.mended(n) >= a.atoms && l.short == 1 && (l.atoms > 0 || l.whole && len(n.shares) == 0):
 			sick = append(sick, n.hostname)
 		case release == "" && l.atoms > 0 && l.short == 1 && a.nodes == 1:

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/bettercompute/bc/agent/wire"
@@ -23,7 +22,7 @@ type Index struct {
 	classes    table[attributes]
 	layouts    table[*layout]
 	topologies table[topology]
-	shapes     table[rowShape]
+	shapes     table[shape]
 	key        []byte // scratch of PutNode
 	last       lastTopology
 
@@ -196,8 +195,7 @@ func (x *Index) Rows(id string) []appliance.ResourceRow {
 // describe sets the node's facts.
 func (x *Index) describe(n *node, facts *Node) {
 	devices := devicesInOrder(facts.Devices)
-	n.hostname, n.role, n.control = facts.Hostname, facts.Role, facts.Control
-	n.schedulable, n.why, n.replicas = facts.Schedulable, facts.Unschedulable, facts.Replicas
+	n.hostname = facts.Hostname
 	n.pool = x.pools[facts.PoolID]
 	if n.pool == nil {
 		n.pool = &pool{id: facts.PoolID, profiles: map[string]*profile{}, shares: [2]map[int32]int{{}, {}}, room: newRoom()}
@@ -209,18 +207,17 @@ func (x *Index) describe(n *node, facts *Node) {
 	n.layout = x.layout(facts, devices)
 	n.topology = x.topology(facts)
 
-	var shape rowShape
+	is := shape{
+		role: facts.Role, control: facts.Control, replicas: facts.Replicas,
+		schedulable: facts.Schedulable, why: facts.Unschedulable,
+	}
 	n.total = [scalarCount]int32{}
-	x.key = x.key[:0]
 	for _, r := range facts.Rows {
 		i := scalarIndex(r.Resource)
-		n.total[i], shape.present[i], shape.overcommit[i] = int32(r.Total), true, ratio(r)
+		n.total[i], is.present[i], is.overcommit[i] = int32(r.Total), true, ratio(r)
 	}
-	for i := range scalarCount {
-		x.key = strconv.AppendFloat(append(x.key, ' '), shape.overcommit[i], 'g', -1, 64)
-		x.key = strconv.AppendBool(x.key, shape.present[i])
-	}
-	n.shape = x.shapes.hold(x.key, func() rowShape { return shape })
+	x.key = is.appendKey(x.key[:0])
+	n.shape = x.shapes.hold(x.key, func() shape { return is })
 	n.setDevices(devices)
 }
 
@@ -298,7 +295,7 @@ func (x *Index) leave(n *node) {
 // eachShare tells what share of vcpu and memoryGiB each GPU of the node can
 // have, if it is a GPU host and has the row.
 func (n *node) eachShare(f func(i int, share int32)) {
-	if n.role != appliance.RoleHost || len(n.uuids) == 0 {
+	if n.shape.value.role != appliance.RoleHost || len(n.uuids) == 0 {
 		return
 	}
 	for i := range 2 {

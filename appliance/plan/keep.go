@@ -63,7 +63,7 @@ type soon struct {
 }
 
 func (a *ask) soonest(n *node, end func(string) (int64, bool)) (soon, bool) {
-	if n.role != appliance.RoleHost || !n.schedulable || a.hostname != nil && !a.hostname.Matches(n.hostname) {
+	if n.shape.value.role != appliance.RoleHost || !n.shape.value.schedulable || a.hostname != nil && !a.hostname.Matches(n.hostname) {
 		return soon{}, false
 	}
 	empty := *n

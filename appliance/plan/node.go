@@ -245,10 +245,27 @@ func ratio(r appliance.ResourceRow) float64 {
 
 func scalarIndex(resource string) int { return slices.Index(appliance.Scalars, resource) }
 
-// rowShape is which rows a node has and their ratios: alike on like machines.
-type rowShape struct {
-	present    [scalarCount]bool
-	overcommit [scalarCount]float64
+// shape is what a node is to its pool and which rows it has: alike on like
+// machines, and of few kinds in a pool.
+type shape struct {
+	role        appliance.NodeRole
+	control     appliance.NodeControl
+	replicas    int
+	schedulable bool
+	why         string // not
+	present     [scalarCount]bool
+	overcommit  [scalarCount]float64
+}
+
+func (s *shape) appendKey(b []byte) []byte {
+	b = append(append(append(append(b, s.role...), 0), s.control...), 0)
+	b = strconv.AppendInt(b, int64(s.replicas), 10)
+	b = strconv.AppendBool(append(b, ' '), s.schedulable)
+	for i := range scalarCount {
+		b = strconv.AppendFloat(append(b, ' '), s.overcommit[i], 'g', -1, 64)
+		b = strconv.AppendBool(b, s.present[i])
+	}
+	return append(append(b, 0), s.why...)
 }
 
 // devicesInOrder sorts devices by index, whatever the enumeration order.

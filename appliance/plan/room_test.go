@@ -160,7 +160,7 @@ func (x *Index) scanForHost(r Request) ([]string, bool) {
 	}
 	var all []rated
 	for _, n := range x.nodes {
-		if rack := r.Selector["rack"].Equals; !n.schedulable || rack != "" && rack != n.class.value.of["rack"] {
+		if rack := r.Selector["rack"].Equals; !n.shape.value.schedulable || rack != "" && rack != n.class.value.of["rack"] {
 			continue
 		}
 		free := map[string]int{}

@@ -17,17 +17,13 @@ import (
 type node struct {
 	id, hostname string
 	pool         *pool
-	role         appliance.NodeRole
-	control      appliance.NodeControl
-	schedulable  bool
-	why          string
-	replicas     int
 
 	class    *class             // attributes, but for the hostname
 	layout   *shared[*layout]   // where the GPUs are
 	topology *shared[topology]  // nil: not known
-	shape    *shared[rowShape]  // which resource rows there are
+	shape    *shared[shape]     // what it is to its pool, and which resource rows there are
 	total    [scalarCount]int32 // of the rows
+	leased   bool               // whole, by a booking that binds the node
 	uuids    []string           // of the GPUs, in order
 	healthy  uint64             // GPUs
 	waits    uint64             // GPUs that wait for another MIG layout
@@ -40,7 +36,6 @@ type node struct {
 	allocated [scalarCount]int64
 	cpus      cpuBits // set aside
 	memoryMiB []int64 // booked on each memory node of the topology; nil: nothing
-	leased    bool    // whole, by a booking that binds the node
 
 	releasing *releasing // what ended reservations still keep; nil if nothing
 
@@ -102,7 +97,7 @@ func (n *node) atomsOf(i int) uint64 {
 		}
 		return low(len(n.parts[i]))
 	case gpuSlots:
-		return low(n.replicas)
+		return low(n.shape.value.replicas)
 	default:
 		return 1
 	}
@@ -157,7 +152,7 @@ func (n *node) findAtom(name string) (device, atom int, ok bool) {
 	case gpuSlots:
 		uuid, slot, _ := strings.Cut(name, "#")
 		at, err := strconv.Atoi(slot)
-		if err != nil || at < 0 || at >= n.replicas || strconv.Itoa(at) != slot {
+		if err != nil || at < 0 || at >= n.shape.value.replicas || strconv.Itoa(at) != slot {
 			return 0, 0, false
 		}
 		i := slices.Index(n.uuids, uuid)
@@ -182,7 +177,7 @@ func (n *node) isBooked(name string) bool {
 
 // takes tells whether the node takes new bookings.
 func (n *node) takes() bool {
-	return n.role == appliance.RoleHost && n.schedulable && !n.leased && n.keptFor == ""
+	return n.shape.value.role == appliance.RoleHost && n.shape.value.schedulable && !n.leased && n.keptFor == ""
 }
 
 // freeRow is what is free of a counted resource, -1 if there is no row.
@@ -339,8 +334,8 @@ func memoryMiB(scalars *[scalarCount]int32) int64 {
 // facts gives back the node as it was put.
 func (n *node) facts() Node {
 	out := Node{
-		ID: n.id, PoolID: n.pool.id, Hostname: n.hostname, Role: n.role, Control: n.control,
-		Schedulable: n.schedulable, Unschedulable: n.why, Sharing: n.pool.sharing, Replicas: n.replicas,
+		ID: n.id, PoolID: n.pool.id, Hostname: n.hostname, Role: n.shape.value.role, Control: n.shape.value.control,
+		Schedulable: n.shape.value.schedulable, Unschedulable: n.shape.value.why, Sharing: n.pool.sharing, Replicas: n.shape.value.replicas,
 		Attributes: maps.Clone(n.class.value.of),
 	}
 	out.Attributes[AttributeHostname] = n.hostname
