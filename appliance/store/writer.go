@@ -30,6 +30,8 @@ type writer struct {
 	ended  chan struct{} // closed when the loop has answered everyone
 	quit   atomic.Bool   // answer those who wait instead of running them
 
+	takeAll bool // in tests: leave nobody who waits to the next batch
+
 	beforeCommit func(*Tx) error
 
 	// of the batch at hand
@@ -179,11 +181,14 @@ func (w *writer) loop() {
 	returned = true
 }
 
-// serve runs one batch, of which r is the first write.
+// serve runs one batch, of which r is the first write. It leaves a quarter of
+// those who wait to the next: callers that were all answered at once would all
+// be away at once, the writer would be idle until the first came back, and then
+// commit that one alone while the others came back to wait.
 func (w *writer) serve(r *request) {
 	start := time.Now()
 	w.run(r)
-	for len(w.batch) < maxBatch && time.Since(start) < w.budget {
+	for len(w.batch) < maxBatch && (w.takeAll || 3*len(w.queue) > len(w.batch)) && time.Since(start) < w.budget {
 		select {
 		case next, ok := <-w.queue:
 			if !ok {

@@ -48,6 +48,7 @@ func hold(t *testing.T, s *Store) (letGo func()) {
 // together runs writes in one batch, in order, and gives their answers.
 func together(t *testing.T, s *Store, fns ...func(*Tx) error) []error {
 	t.Helper()
+	s.writer.takeAll = true
 	letGo := hold(t, s)
 	answers := make([]error, len(fns))
 	var wg sync.WaitGroup
@@ -80,6 +81,29 @@ func TestWritesThatWaitShareOneCommit(t *testing.T) {
 	}
 	if n := len(ids(t, s)); n != 100 {
 		t.Errorf("%d rows, want 100", n)
+	}
+}
+
+func TestABatchLeavesAQuarterOfThoseWhoWait(t *testing.T) {
+	s := openTest(t, Options{})
+	var sizes []int
+	s.BeforeCommit(func(*Tx) error { sizes = append(sizes, len(s.writer.batch)); return nil })
+	letGo := hold(t, s) // is the first of its batch
+	var all sync.WaitGroup
+	for i := range 63 {
+		all.Go(func() {
+			if err := s.Write(context.Background(), insert(i)); err != nil {
+				t.Error(err)
+			}
+		})
+		for len(s.writer.queue) <= i {
+			runtime.Gosched()
+		}
+	}
+	letGo()
+	all.Wait()
+	if diff := cmp.Diff([]int{48, 12, 3, 1}, sizes); diff != "" {
+		t.Errorf("batches of 64 that wait and do not come back (-want +got):\n%s", diff)
 	}
 }
 
