@@ -26,7 +26,8 @@ func (t Time) MarshalText() ([]byte, error) {
 
 // MarshalJSON keeps time.Time's own form from being promoted.
 func (t Time) MarshalJSON() ([]byte, error) {
-	return []byte(`"` + t.UTC().Format(timeLayout) + `"`), nil
+	b := append(make([]byte, 0, len(timeLayout)+2), '"')
+	return append(t.UTC().AppendFormat(b, timeLayout), '"'), nil
 }
 
 // UnmarshalText reads RFC 3339 with any offset.

@@ -27,14 +27,14 @@ func scanClaim(r *Rows) (c Claim, err error) {
 // InsertReservation adds a reservation.
 func (tx *Tx) InsertReservation(c Claim) error {
 	_, err := tx.Exec(`INSERT INTO reservations (id, tenant_id, pool_id, state, queue, expires_at, body, hold) VALUES (?, ?, ?, ?, ?, ?, ?, ?)`,
-		c.ID, c.TenantID, c.PoolID, c.State, c.Queue, c.ExpiresAt, toJSON(c.Reservation), holdOf(&c.Reservation))
+		c.ID, c.TenantID, c.PoolID, c.State, c.Queue, c.ExpiresAt, toJSON(&c.Reservation), holdOf(&c.Reservation))
 	return err
 }
 
 // UpdateReservation writes a reservation that was in the given state; it tells
 // whether it still was.
 func (tx *Tx) UpdateReservation(c Claim, from appliance.ReservationState) (bool, error) {
-	body, hold := toJSON(c.Reservation), holdOf(&c.Reservation)
+	body, hold := toJSON(&c.Reservation), holdOf(&c.Reservation)
 	if from.Booked() && hold != nil { // most often what it holds stays: then no index is written
 		r, err := tx.Exec(`UPDATE reservations SET state = ?, body = ? WHERE id = ? AND state = ? AND expires_at IS ? AND hold = ?`,
 			c.State, body, c.ID, from, c.ExpiresAt, hold)

@@ -1,7 +1,9 @@
 package store
 
 import (
+	"bytes"
 	"errors"
+	"sync"
 
 	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
@@ -60,13 +62,17 @@ var stored = json.JoinOptions(
 	jsontext.AllowInvalidUTF8(true),    // a host's broken bytes become U+FFFD, not a failure
 )
 
+var texts = sync.Pool{New: func() any { return new(bytes.Buffer) }}
+
 // toJSON writes a value of ours that always can be written.
 func toJSON(v any) string {
-	b, err := json.Marshal(v, stored)
-	if err != nil {
+	b := texts.Get().(*bytes.Buffer)
+	defer texts.Put(b)
+	b.Reset()
+	if err := json.MarshalWrite(b, v, stored); err != nil {
 		panic("store: " + err.Error()) // a type of ours that JSON cannot hold; the writer answers INTERNAL
 	}
-	return string(b)
+	return b.String()
 }
 
 // fromJSON reads what toJSON wrote.

@@ -133,18 +133,6 @@ CREATE TABLE node_ledgers (
   resources  TEXT NOT NULL
 ) STRICT, WITHOUT ROWID;
 
-CREATE TABLE reservations (
-  id         TEXT PRIMARY KEY,
-  tenant_id  TEXT NOT NULL,
-  pool_id    TEXT NOT NULL,
-  state      TEXT NOT NULL CHECK (state IN ('pending', 'placed', 'active', 'ended', 'failed')),
-  queue      INTEGER NOT NULL, -- order of creation: the sequence number of its first event
-  expires_at INTEGER,
-  body       TEXT NOT NULL
-, hold TEXT) STRICT, WITHOUT ROWID;
-
-CREATE INDEX reservations_by_tenant ON reservations(tenant_id, id);
-
 CREATE TABLE atoms (
   node_id        TEXT NOT NULL,
   atom           TEXT NOT NULL,
@@ -258,10 +246,6 @@ CREATE TABLE sessions (
 
 CREATE INDEX sessions_by_user ON sessions(user_id);
 
-CREATE INDEX reservations_booked ON reservations(pool_id, id, tenant_id, expires_at, hold) WHERE hold IS NOT NULL;
-
-CREATE INDEX reservations_pending ON reservations(queue) WHERE state = 'pending';
-
 CREATE INDEX nodes_rolling ON nodes(id) WHERE rollout_json <> '';
 
 CREATE INDEX nodes_walled ON nodes(id) WHERE walled = 1;
@@ -272,3 +256,20 @@ CREATE TABLE reboots (
   node_id TEXT PRIMARY KEY REFERENCES nodes(id),
   body    TEXT NOT NULL
 ) STRICT, WITHOUT ROWID;
+
+CREATE TABLE "reservations" (
+  id         TEXT PRIMARY KEY,
+  tenant_id  TEXT NOT NULL,
+  pool_id    TEXT NOT NULL,
+  state      TEXT NOT NULL CHECK (state = 'pending' OR state = 'placed' OR state = 'active' OR state = 'ended' OR state = 'failed'),
+  queue      INTEGER NOT NULL, -- order of creation: the sequence number of its first event
+  expires_at INTEGER,
+  hold       TEXT, -- what a start has to know of a booked one: see hold.go; NULL for others
+  body       TEXT NOT NULL
+) STRICT, WITHOUT ROWID;
+
+CREATE INDEX reservations_by_tenant ON reservations(tenant_id, id);
+
+CREATE INDEX reservations_booked ON reservations(pool_id, id, tenant_id, expires_at, hold) WHERE hold IS NOT NULL;
+
+CREATE INDEX reservations_pending ON reservations(queue) WHERE state = 'pending';
