@@ -98,6 +98,21 @@ func TestTheFirstByHostnameIsFoundBehindManyAlike(t *testing.T) {
 	}
 }
 
+// Where the host share of the free GPUs is, with the request, beyond any count,
+// no node keeps it: the one with the fewest GPUs free is taken.
+func TestAHostShareBeyondAnyCountIsNotKept(t *testing.T) {
+	huge := func(n *Node) { n.Rows[1].Total = appliance.MaxCount }
+	x := indexOf(t, box("a", 2, huge), box("b", 2, huge, sick(0)))
+	if err := x.Book(Booking{ReservationID: "res_1", PoolID: "pool", Placements: []appliance.Placement{
+		{NodeID: "node_b", Amounts: appliance.Amounts{"memoryGiB": appliance.MaxCount - 10}},
+	}}); err != nil {
+		t.Fatal(err)
+	}
+	if d, ok := x.Place(asking("memoryGiB=2")); !ok || d.Placements[0].NodeID != "node_b" {
+		t.Errorf("it is %t that it fits, on %+v, not on node_b", ok, d.Placements)
+	}
+}
+
 func anyHost(random *rand.Rand, i int, sharing appliance.Sharing) Node {
 	n := Node{
 		ID: fmt.Sprintf("node_%d", i), PoolID: "pool", Hostname: fmt.Sprintf("h-%d", random.IntN(800)), Role: appliance.RoleHost,
