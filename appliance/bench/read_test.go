@@ -34,11 +34,12 @@ func TestRead(t *testing.T) {
 	get := func(c *wireClient, i int) error {
 		return c.callRaw(f.key, "reservations.get", refBody(ids[i%len(ids)]), nil)
 	}
+	readRow := func(c *wireClient, i int) error {
+		return c.callRaw("", "reservations.get", refBody(fmt.Sprintf("res_%026d", 1+i%500)), nil)
+	}
 	var rate, bareRate, over, replay, cpu, again []float64
 	for range *rounds {
-		b := load(t, theirs, n, func(c *wireClient, i int) error {
-			return c.callRaw("", "reservations.get", refBody(fmt.Sprintf("res_%026d", 1+i%500)), nil)
-		})
+		b := load(t, theirs, n, readRow)
 		r := load(t, ours, n, get)
 		repeats := load(t, ours, n, func(c *wireClient, i int) error {
 			return c.callRaw(f.key, "reservations.create", createBody(f, fmt.Sprintf(`,"idempotencyKey":"k%d"`, i%len(ids))), nil)
@@ -49,17 +50,25 @@ func TestRead(t *testing.T) {
 	}
 	report(t, "read of one reservation, 8 clients", "%.0f/s; %.2f × bare chi with one row (%.0f/s), by CPU time %.2f ×", median(rate), median(over), median(bareRate), median(cpu))
 	report(t, "repeated create under its idempotency key", "%.2f × that read, by CPU time %.2f ×", median(replay), median(again))
-	readsBesideWrites(t, f, ours, get)
+	// The p99 of reads on an idle server, beside reads while 8 clients write.
+	writers := dialAll(t, f.socket(), clients)
+	calm, busy, share := besideWrites(t, ours[:1], get, func() { creates(t, f, writers, 160) })
+	body := createBody(f, "")
+	bareWriters := dialAll(t, bare, clients)
+	_, _, bareShare := besideWrites(t, theirs[:1], readRow, func() {
+		load(t, bareWriters, 160, func(c *wireClient, _ int) error { return c.callRaw("", "reservations.create", body, nil) })
+	})
+	report(t, "p99 of a read beside 8 writers", "%.1f × idle (%.0f us, idle %.0f us); bare chi %.1f ×", share, busy, calm, bareShare)
 }
 
-// readsBesideWrites compares reads on an idle server with reads while 8 clients
-// create and release.
-func readsBesideWrites(t *testing.T, f *fleet, readers []*wireClient, get func(*wireClient, int) error) {
+// besideWrites compares one client's reads on an idle server with its reads
+// while something writes over and over: medians of the p99s in microseconds,
+// and of their ratio.
+func besideWrites(t *testing.T, reader []*wireClient, get func(*wireClient, int) error, write func()) (idle, busy, share float64) {
 	t.Helper()
-	writers := dialAll(t, f.socket(), 8)
-	var idle, busy, share []float64
+	var idles, busies, shares []float64
 	for range *rounds {
-		calm := load(t, readers[:1], 1500, get)
+		calm := load(t, reader, 1500, get)
 		stop := make(chan struct{})
 		done := make(chan struct{})
 		go func() {
@@ -69,17 +78,17 @@ func readsBesideWrites(t *testing.T, f *fleet, readers []*wireClient, get func(*
 				case <-stop:
 					return
 				default:
-					creates(t, f, writers, 160)
+					write()
 				}
 			}
 		}()
-		hot := load(t, readers[:1], 1500, get)
+		hot := load(t, reader, 1500, get)
 		close(stop)
 		<-done
-		idle, busy = append(idle, float64(calm.at(0.99).Microseconds())), append(busy, float64(hot.at(0.99).Microseconds()))
-		share = append(share, float64(hot.at(0.99))/float64(calm.at(0.99)))
+		idles, busies = append(idles, float64(calm.at(0.99).Microseconds())), append(busies, float64(hot.at(0.99).Microseconds()))
+		shares = append(shares, float64(hot.at(0.99))/float64(calm.at(0.99)))
 	}
-	report(t, "p99 of a read beside 8 writers", "%.1f × idle (%.0f us, idle %.0f us)", median(share), median(busy), median(idle))
+	return median(idles), median(busies), median(shares)
 }
 
 // TestList measures a page of 100 out of 1,000 pools with four quota rows each,
