@@ -8,7 +8,6 @@ import (
 	"io"
 	"log/slog"
 	"maps"
-	"runtime/debug"
 	"slices"
 	"sync"
 	"time"
@@ -96,9 +95,6 @@ func (c *Control) Start(ctx context.Context) error {
 		return fmt.Errorf("read the state: %w", err)
 	}
 	c.Store.BeforeCommit(c.flush)
-	if len(c.mem.nodes) > 1000 {
-		go debug.FreeOSMemory() // what reading the state took is several times what is kept
-	}
 	return nil
 }
 

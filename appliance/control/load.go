@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"hash/maphash"
 	"slices"
+	"sync"
+	"time"
 
 	"github.com/bettercompute/bc/appliance"
 	"github.com/bettercompute/bc/appliance/plan"
@@ -34,7 +36,7 @@ func (c *Control) load(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	l := loading{c: c, used: map[quotaKey]int{}, seed: maphash.MakeSeed()}
+	l := loading{c: c, used: map[quotaKey]int{}, seed: maphash.MakeSeed(), now: c.Now()}
 	if m.index, err = plan.Fill(func(x *plan.Index) error { return l.fill(ctx, x) }); err != nil {
 		return err
 	}
@@ -101,8 +103,8 @@ func (c *Control) loadPools(tx *store.Tx) error {
 // loading is what a start knows while it reads.
 type loading struct {
 	c       *Control
+	now     time.Time
 	ledgers []store.NodeLedger
-	held    []plan.Booking
 	pending []store.Claim
 	gaps    int64 // events that are missing
 	used    map[quotaKey]int
@@ -124,72 +126,110 @@ func (s *atomSum) add(digest uint64) {
 	s.sum += digest
 }
 
-// fill reads nodes, bookings, and what they are compared with, side by side,
-// and puts them into the index. Nothing else runs yet that could write
-// meanwhile.
-func (l *loading) fill(ctx context.Context, x *plan.Index) error {
-	err := l.c.Store.ReadApart(ctx,
-		func(tx *store.Tx) error { return l.readNodes(tx, x) },
-		l.readHeld,
-		l.readAtoms,
-		l.readRest,
-	)
-	if err != nil {
-		return err
-	}
-	for _, b := range l.held {
-		if err := x.Book(b); err != nil {
-			return fmt.Errorf("two bookings of one thing: %w", err)
+// So many rows go from a reader to the index at once.
+const loadBatch = 128
+
+// fill reads nodes, bookings, and what they are compared with, and puts them
+// into the index meanwhile: what is longest, the index, then waits for nothing.
+// Nothing else runs yet that could write.
+func (l *loading) fill(ctx context.Context, x *plan.Index) (err error) {
+	nodes, held := make(chan []store.LoadedNode, 8), make(chan []plan.Booking, 4096)
+	nodesEnd, heldEnd := sync.OnceFunc(func() { close(nodes) }), sync.OnceFunc(func() { close(held) })
+	read := make(chan error, 1)
+	go func() {
+		read <- l.c.Store.ReadApart(ctx,
+			func(tx *store.Tx) error {
+				defer nodesEnd()
+				return readNodes(tx, nodes)
+			},
+			func(tx *store.Tx) error {
+				defer heldEnd()
+				if err := l.readHeld(tx, held); err != nil {
+					return err
+				}
+				heldEnd()
+				return errors.Join(l.readAtoms(tx), l.readRest(tx))
+			})
+		nodesEnd() // a connection that does not open calls none of them
+		heldEnd()
+	}()
+	var unpack plan.Unpacker
+	for some := range nodes { // also after an error, to their end: the readers wait for it
+		for i := 0; i < len(some) && err == nil; i++ {
+			err = l.put(x, &unpack, &some[i])
 		}
 	}
-	l.held = nil
+	for some := range held {
+		for i := 0; i < len(some) && err == nil; i++ {
+			if err = x.Book(some[i]); err != nil {
+				err = fmt.Errorf("two bookings of one thing: %w", err)
+			}
+		}
+	}
+	if failed := <-read; failed != nil { // what was put is not whole then, and no wonder
+		return failed
+	}
+	return err
+}
+
+func readNodes(tx *store.Tx, to chan<- []store.LoadedNode) error {
+	var some []store.LoadedNode
+	err := tx.LoadNodes(func(rec *store.LoadedNode) error {
+		if some = append(some, *rec); len(some) == loadBatch {
+			to <- some
+			some = make([]store.LoadedNode, 0, loadBatch)
+		}
+		return nil
+	})
+	to <- some
+	return err
+}
+
+// put takes a node into memory.
+func (l *loading) put(x *plan.Index, unpack *plan.Unpacker, rec *store.LoadedNode) error {
+	m := &l.c.mem
+	facts := plan.Node{Rows: rec.Ledger.Resources}
+	identify(&facts, m.pools[rec.PoolID], store.NodeRecord{ID: rec.ID, PoolID: rec.PoolID, Hostname: rec.Hostname, Role: rec.Role, Control: rec.Control})
+	if err := unpack.Unpack(plan.Packed(rec.Facts), &facts); err != nil {
+		return err
+	}
+	if _, err := x.PutNode(facts); err != nil {
+		return err
+	}
+	m.put(&node{
+		id: rec.ID, pool: rec.PoolID, hostname: rec.Hostname, token: rec.CredentialHash, machine: rec.MachineID,
+		state: rec.State, inventory: rec.InventoryHash, generation: rec.Ledger.Generation, version: rec.SpecVersion,
+		simulated: rec.Simulated, owned: rec.Control == appliance.ControlTenantOwned, seen: l.now,
+	})
+	l.ledgers = append(l.ledgers, rec.Ledger)
 	return nil
 }
 
-func (l *loading) readNodes(tx *store.Tx, x *plan.Index) error {
-	m, now := &l.c.mem, l.c.Now()
-	var unpack plan.Unpacker
-	return tx.LoadNodes(func(rec *store.LoadedNode) error {
-		facts := plan.Node{Rows: rec.Ledger.Resources}
-		identify(&facts, m.pools[rec.PoolID], rec.NodeRecord)
-		if err := unpack.Unpack(plan.Packed(rec.Facts), &facts); err != nil {
-			return err
-		}
-		if _, err := x.PutNode(facts); err != nil {
-			return err
-		}
-		m.put(&node{
-			id: rec.ID, pool: rec.PoolID, hostname: rec.Hostname, token: rec.CredentialHash, machine: rec.MachineID,
-			state: rec.State, inventory: rec.InventoryHash, generation: rec.Ledger.Generation, version: rec.SpecVersion,
-			simulated: rec.Simulated, owned: rec.Control == appliance.ControlTenantOwned, seen: now,
-		})
-		l.ledgers = append(l.ledgers, rec.Ledger)
-		return nil
-	})
-}
-
-func (l *loading) readHeld(tx *store.Tx) error {
-	var text maphash.Hash
-	text.SetSeed(l.seed)
-	return tx.HeldReservations(func(r *appliance.Reservation) error {
+func (l *loading) readHeld(tx *store.Tx, to chan<- []plan.Booking) error {
+	var text []byte
+	var some []plan.Booking
+	err := tx.HeldReservations(func(r *appliance.Reservation) error {
 		for name, n := range r.Resources {
 			l.used[quotaKey{r.TenantID, r.PoolID, name}] += n
 		}
 		for i := range r.Placements {
-			for _, atom := range r.Placements[i].Atoms {
-				text.Reset()
-				for _, part := range [...]string{r.Placements[i].NodeID, "\t", atom, "\t", r.ID} {
-					text.WriteString(part)
-				}
-				l.booked.add(text.Sum64())
+			p := &r.Placements[i]
+			for _, atom := range p.Atoms {
+				text = append(append(append(append(append(text[:0], p.NodeID...), '\t'), atom...), '\t'), r.ID...)
+				l.booked.add(maphash.Bytes(l.seed, text))
 			}
 		}
 		if r.ExpiresAt != nil {
 			l.c.mem.ends.set(r.ID, r.ExpiresAt)
 		}
-		l.held = append(l.held, bookingOf(*r))
+		if some = append(some, bookingOf(*r)); len(some) == loadBatch {
+			to <- some
+			some = make([]plan.Booking, 0, loadBatch)
+		}
 		return nil
 	})
+	to <- some
+	return err
 }
 
 func (l *loading) readAtoms(tx *store.Tx) error {

@@ -2,6 +2,7 @@ package control
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -42,5 +43,51 @@ func TestAStateThatDoesNotAddUpIsNotServed(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), "does not add up") || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%s: start says %v", c.change, err)
 		}
+	}
+}
+
+// What cannot be read is said at once, whichever of the readers meets it, and
+// serves nothing.
+func TestAStateThatCannotBeReadIsNotServed(t *testing.T) {
+	for _, c := range []struct{ change, says string }{
+		{`DELETE FROM node_ledgers WHERE node_id = (SELECT max(node_id) FROM node_ledgers)`, "no row of its counters"},
+		{`UPDATE node_facts SET own = '{' WHERE node_id = (SELECT min(node_id) FROM node_facts)`, "the facts of node"},
+		{`UPDATE reservations SET hold = hold || char(10) || 'node_x' WHERE id = (SELECT min(id) FROM reservations)`, "the hold of reservation"},
+		{`UPDATE reservations SET hold = hold || char(10) || 'node_x' || char(9) || char(9) || char(9) || char(9) || char(9)`, "is not in the index"},
+		{`DROP TABLE atoms`, "no such table"},
+	} {
+		f := newFixture(t)
+		pool := f.pool(appliance.SharingExclusive, "")
+		for _, name := range []string{"a", "b", "c"} {
+			f.join(pool, machine(name, 64, 512, 8))
+			f.reserve(pool, 8)
+		}
+		f.must(f.c.Store.Write(context.Background(), func(tx *store.Tx) error {
+			_, err := tx.Exec(c.change)
+			return err
+		}))
+		again := &Control{Store: f.c.Store, IAM: iam.New(), Settings: f.c.Settings, Now: f.now}
+		if err := again.Start(context.Background()); err == nil || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%s: start says %v", c.change, err)
+		}
+	}
+}
+
+// More nodes and bookings than go to the index at once are all there.
+func TestAStateOfManyBatchesIsLoadedWhole(t *testing.T) {
+	f := newFixture(t)
+	pool := f.pool(appliance.SharingExclusive, "")
+	const nodes = 2*loadBatch + 1
+	for i := range nodes {
+		f.join(pool, machine(fmt.Sprintf("m%03d", i), 64, 512, 8))
+		f.reserve(pool, 8)
+	}
+	f.restart()
+	booked := 0
+	for id := range f.c.mem.nodes {
+		booked += len(f.c.mem.index.Shares(id))
+	}
+	if len(f.c.mem.nodes) != nodes || booked != nodes {
+		t.Errorf("%d nodes with %d bookings after a restart, want %d of each", len(f.c.mem.nodes), booked, nodes)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"strings"
 	"time"
 
@@ -189,6 +190,11 @@ func makeStateDir(dir string) error {
 // closeGrace bounds the end: the listeners take up to 4 s of the 5.
 const closeGrace = time.Second
 
+// restAfter is how long after its start a server gives back memory that only the
+// start needed: reading the state takes several times what is kept of it. Then
+// the loops have run once, and nobody waits for the start any more.
+const restAfter = 2 * time.Second
+
 // run serves until the context ends, and closes everything.
 func (s *server) run(ctx context.Context) error {
 	loops, stop := context.WithCancel(ctx)
@@ -198,6 +204,7 @@ func (s *server) run(ctx context.Context) error {
 		reconcile.Run(loops, s.log, reconcile.Tasks(s.control, time.Duration(s.cfg.Reconcile.Interval), time.Duration(s.cfg.Reconcile.PendingRetry)))
 	}()
 	defer context.AfterFunc(ctx, func() { host.Notify("STOPPING=1") })()
+	defer time.AfterFunc(restAfter, debug.FreeOSMemory).Stop()
 	host.Notify("READY=1") // the listeners are open: who comes before Serve waits
 	err := s.api.Serve(ctx, s.listeners...)
 	stop()
