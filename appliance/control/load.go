@@ -22,12 +22,17 @@ func (c *Control) load(ctx context.Context) error {
 	defer m.mu.Unlock()
 	m.tenants, m.policies, m.pools = map[string]appliance.Tenant{}, map[string][]appliance.AccessPolicy{}, map[string]*pool{}
 	m.visible = map[string][]string{}
-	m.quotas, m.nodes = map[quotaKey]*counter{}, map[string]*node{}
-	m.byToken, m.byHost = map[string]string{}, map[string]string{}
+	m.quotas = map[quotaKey]*counter{}
 	m.waiting, m.turns, m.stirred, m.ends = map[string][]waiting{}, map[string]turn{}, map[string]bool{}, ends{}
 	m.dirtyQuotas, m.dirtyNodes = map[quotaKey]bool{}, map[string]bool{}
 	m.rolling, m.releasing = map[string]map[string]bool{}, map[string]map[string]*release{}
 	err := c.Store.Read(ctx, func(tx *store.Tx) error {
+		nodes, err := tx.CountNodes()
+		if err != nil {
+			return err
+		}
+		// A map that grows to ten thousand is copied ten times.
+		m.nodes, m.byToken, m.byHost = make(map[string]*node, nodes), make(map[string]string, nodes), make(map[string]string, nodes)
 		if err := c.loadTenants(tx); err != nil {
 			return err
 		}
@@ -140,7 +145,11 @@ func (l *loading) fill(ctx context.Context, x *plan.Index) (err error) {
 		read <- l.c.Store.ReadApart(ctx,
 			func(tx *store.Tx) error {
 				defer nodesEnd()
-				return readNodes(tx, nodes)
+				if err := readNodes(tx, nodes); err != nil {
+					return err
+				}
+				nodesEnd()
+				return l.readAtoms(tx) // which nobody waits for yet
 			},
 			func(tx *store.Tx) error {
 				defer heldEnd()
@@ -148,7 +157,7 @@ func (l *loading) fill(ctx context.Context, x *plan.Index) (err error) {
 					return err
 				}
 				heldEnd()
-				return errors.Join(l.readAtoms(tx), l.readRest(tx))
+				return l.readRest(tx)
 			})
 		nodesEnd() // a connection that does not open calls none of them
 		heldEnd()
