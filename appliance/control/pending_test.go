@@ -41,6 +41,26 @@ func TestPendingReservationsArePlacedInOrderOfCreation(t *testing.T) {
 	f.verify()
 }
 
+// What is durable is answered as made: whoever was told of an error would make
+// it once more.
+func TestAWaitingReservationIsAnsweredThoughItsReasonCannotBeNoted(t *testing.T) {
+	f := newFixture(t)
+	pool := f.pool(appliance.SharingExclusive, "")
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	now := f.c.Now
+	f.c.Now = func() time.Time { cancel(); return now() } // the caller goes while its reservation is being made
+	got, err := f.c.CreateReservation(ctx, operator, appliance.CreateReservation{TenantID: f.own, PoolID: pool, Resources: appliance.Amounts{"gpu": 1}})
+	f.c.Now = now
+	if ctx.Err() == nil || err != nil || got.Message != "waiting for resources" {
+		t.Fatalf("answered %q, %v", got.Message, err)
+	}
+	f.join(pool, machine("a", 64, 512, 8))
+	f.retry()
+	f.state(got, appliance.Placed)
+	f.verify()
+}
+
 func TestPendingFailsAfterMaxPendingAndWhenThePoolIsGone(t *testing.T) {
 	f := newFixture(t)
 	f.tenant("beta")

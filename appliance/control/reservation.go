@@ -54,7 +54,9 @@ func (c *Control) CreateReservation(ctx context.Context, who appliance.Caller, i
 		return err
 	})
 	if err == nil && out.State == appliance.Pending && !in.DryRun {
-		out.Message, err = c.noteWhy(ctx, out.ID)
+		if why, err := c.noteWhy(ctx, out.ID); err == nil { // else it is made all the same, and noted with the next look at those who wait
+			out.Message = why
+		}
 	}
 	return out, err
 }
