@@ -26,12 +26,12 @@ func (c *Control) load(ctx context.Context) error {
 	m.waiting, m.turns, m.stirred, m.ends = map[string][]waiting{}, map[string]turn{}, map[string]bool{}, ends{}
 	m.dirtyQuotas, m.dirtyNodes = map[quotaKey]bool{}, map[string]bool{}
 	m.rolling, m.releasing = map[string]map[string]bool{}, map[string]map[string]*release{}
-	err := c.Store.Read(ctx, func(tx *store.Tx) error {
-		nodes, err := tx.CountNodes()
-		if err != nil {
+	var nodes int
+	err := c.Store.Read(ctx, func(tx *store.Tx) (err error) {
+		if nodes, err = tx.CountNodes(); err != nil {
 			return err
 		}
-		// A map that grows to ten thousand is copied ten times.
+		// What grows to ten thousand is copied ten times.
 		m.nodes, m.byToken, m.byHost = make(map[string]*node, nodes), make(map[string]string, nodes), make(map[string]string, nodes)
 		if err := c.loadTenants(tx); err != nil {
 			return err
@@ -41,7 +41,7 @@ func (c *Control) load(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	l := loading{c: c, used: map[quotaKey]int{}, seed: maphash.MakeSeed(), now: c.Now()}
+	l := loading{c: c, ledgers: make([]store.NodeLedger, 0, nodes), used: map[quotaKey]int{}, seed: maphash.MakeSeed(), now: c.Now()}
 	if m.index, err = plan.Fill(func(x *plan.Index) error { return l.fill(ctx, x) }); err != nil {
 		return err
 	}
