@@ -19,15 +19,14 @@ const (
 	// with the file mapped even more into page faults.
 	throughCacheKiB = 256
 
-	// The write-ahead log is copied into the database at about 16 MiB and then
-	// overwritten from its start: overwriting syncs in half the time of
-	// appending. SQLite's default of 1,000 pages copies what changes in every
-	// commit four times as often, and each time the writes that wait do so for
-	// some milliseconds more. One table of the log's index holds 4,062 pages:
-	// with more, every read looks into a second. The log is cut back to the
-	// limit if a long read let it grow past that.
-	walCheckpointPages = 4000
-	walKeptBytes       = 32 << 20
+	// The write-ahead log is copied into the database when it has grown by about
+	// 4 MiB, which is SQLite's default (see copier), and then overwritten from its
+	// start: overwriting syncs in half the time of appending. SQLite copies it
+	// within a commit only past the second number, should it grow faster than it
+	// is copied. It is cut back to the limit if a long read let it grow past that.
+	walCopyPages       = 1000
+	walCheckpointPages = 8000
+	walKeptBytes       = 16 << 20
 
 	busyMillis = 5000 // only another program can hold the file's lock
 
@@ -47,6 +46,7 @@ const (
 	readWrite access = iota
 	readOnly
 	readThrough // readOnly for reading much, once: a small cache
+	copyOnly    // for copying the log, which takes write access but changes no row
 )
 
 // pragmas are set on every connection, for SQLite keeps them by connection.
@@ -55,7 +55,7 @@ func pragmas(a access, synchronous string) []string {
 	switch a {
 	case readOnly:
 		cache = readerCacheKiB
-	case readThrough:
+	case readThrough, copyOnly:
 		cache = throughCacheKiB
 	}
 	list := []string{
@@ -77,7 +77,7 @@ func pragmas(a access, synchronous string) []string {
 // uri names a file for SQLite; no mode makes a file that is not there.
 func uri(path string, a access) string {
 	mode := "rw"
-	if a != readWrite {
+	if a == readOnly || a == readThrough {
 		mode = "ro"
 	}
 	escaped := strings.NewReplacer("%", "%25", "?", "%3f", "#", "%23").Replace(path)
@@ -113,7 +113,8 @@ func (c *conn) script(text string) error {
 	return err
 }
 
-// exec runs one cached statement without arguments, such as COMMIT.
+// exec runs one cached statement without arguments that gives no rows, such as
+// COMMIT. One that gives rows would stay open, with the snapshot that it reads.
 func (c *conn) exec(query string) error {
 	s, err := c.stmt(query)
 	if err != nil {

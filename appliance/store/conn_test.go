@@ -21,7 +21,7 @@ func TestEveryConnectionHasItsPragmas(t *testing.T) {
 	s := openTest(t, Options{Synchronous: "FULL", ReadConns: 4})
 	want := map[string]string{
 		"journal_mode": "wal", "synchronous": "2", "foreign_keys": "1", "busy_timeout": "5000", "temp_store": "2",
-		"trusted_schema": "0", "journal_size_limit": "33554432", "wal_autocheckpoint": "4000", "cache_size": "-8192", "query_only": "0",
+		"trusted_schema": "0", "journal_size_limit": "16777216", "wal_autocheckpoint": "8000", "cache_size": "-8192", "query_only": "0",
 	}
 	ask := func(name string, tx *Tx) {
 		for pragma, want := range want {

@@ -41,6 +41,7 @@ type Store struct {
 	sync    string
 	lock    *lock
 	writer  writer
+	copier  copier
 	changes changes
 
 	closing  chan struct{} // closed when nothing new may come in
@@ -91,7 +92,9 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 		return nil, err
 	}
 	s := &Store{path: path, sync: o.Synchronous, lock: l, closing: make(chan struct{}), slots: make(chan struct{}, o.ReadConns)}
-	s.writer = writer{s: s, c: c, limit: o.WriteWait, budget: batchBudget, queue: make(chan *request, maxWaiting), ended: make(chan struct{})}
+	s.writer = writer{s: s, c: c, limit: o.WriteWait, budget: batchBudget, copyAt: walCopyPages, queue: make(chan *request, maxWaiting), ended: make(chan struct{})}
+	s.copier.wake, s.copier.ended = make(chan struct{}, 1), make(chan struct{})
+	go s.copier.run(path, o.Synchronous)
 	go s.writer.loop()
 	return s, nil
 }
@@ -320,6 +323,12 @@ func (s *Store) shutdown(ctx context.Context) error {
 		case <-time.After(time.Second): // the batch at hand hangs on the disk
 			return fmt.Errorf("close %s: a write still waits for the disk: %w", s.path, context.Cause(ctx))
 		}
+	}
+	s.copier.stop()
+	select {
+	case <-s.copier.ended:
+	case <-ctx.Done():
+		return fmt.Errorf("close %s: the log is still being copied: %w", s.path, context.Cause(ctx))
 	}
 	for range cap(s.slots) {
 		select {

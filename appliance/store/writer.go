@@ -16,6 +16,10 @@ const (
 	maxBatch    = 256 // writes that share one commit
 	batchBudget = 20 * time.Millisecond
 	maxWaiting  = 1024 // writes that queue before callers wait to queue
+
+	// About what a commit adds to the log: a page of each table and index that it
+	// changes, and one for each write of the batch.
+	commitPages = 6
 )
 
 // writer owns the writing connection. Its loop takes a write, begins a
@@ -42,6 +46,9 @@ type writer struct {
 	inTx   bool
 	kept   int // writes that succeeded and stand in the transaction
 	wrote  bool
+
+	logged int // about how many pages the log has grown by since it was copied
+	copyAt int // at how many it is copied
 }
 
 // request is one call of Write.
@@ -336,6 +343,7 @@ func (w *writer) end() {
 		if w.wrote || len(w.topics) > 0 {
 			w.s.changes.tell(w.topics)
 		}
+		w.logged += commitPages + w.kept
 		w.inTx, w.kept, w.wrote = false, 0, false
 		w.undo, w.done, w.topics = cut(w.undo, 0), cut(w.done, 0), w.topics[:0]
 	}
@@ -344,6 +352,7 @@ func (w *writer) end() {
 		w.batch[i] = nil
 	}
 	w.batch = w.batch[:0]
+	w.tendLog()
 }
 
 // commit makes the batch durable.
