@@ -109,6 +109,7 @@ func (c *Control) loadPools(tx *store.Tx) error {
 type loading struct {
 	c       *Control
 	now     time.Time
+	devices []plan.Device // memory of the last node's
 	ledgers []store.NodeLedger
 	pending []store.Claim
 	gaps    int64 // events that are missing
@@ -197,11 +198,12 @@ func readNodes(tx *store.Tx, to chan<- []store.LoadedNode) error {
 // put takes a node into memory.
 func (l *loading) put(x *plan.Index, unpack *plan.Unpacker, rec *store.LoadedNode) error {
 	m := &l.c.mem
-	facts := plan.Node{Rows: rec.Ledger.Resources}
+	facts := plan.Node{Rows: rec.Ledger.Resources, Devices: l.devices}
 	identify(&facts, m.pools[rec.PoolID], store.NodeRecord{ID: rec.ID, PoolID: rec.PoolID, Hostname: rec.Hostname, Role: rec.Role, Control: rec.Control})
 	if err := unpack.Unpack(plan.Packed(rec.Facts), &facts); err != nil {
 		return err
 	}
+	l.devices = facts.Devices // the index keeps none of it
 	if _, err := x.PutNode(facts); err != nil {
 		return err
 	}

@@ -225,6 +225,11 @@ func (x *Index) describe(n *node, facts *Node) {
 // UUIDs are cut from one string, which takes less memory than one each.
 func (n *node) setDevices(devices []Device) {
 	var all strings.Builder
+	size := 0
+	for _, d := range devices {
+		size += len(d.UUID)
+	}
+	all.Grow(size)
 	for _, d := range devices {
 		all.WriteString(d.UUID)
 	}

@@ -2,6 +2,7 @@ package plan
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/go-json-experiment/json"
@@ -160,7 +161,7 @@ func (u *Unpacker) Unpack(p Packed, n *Node) error {
 	if own.Replicas > 0 { // facts that were packed before they had it are the pool's
 		n.Replicas = own.Replicas
 	}
-	n.Devices = make([]Device, len(shape.Devices))
+	n.Devices = slices.Grow(n.Devices[:0], len(shape.Devices))[:len(shape.Devices)]
 	for i, d := range shape.Devices {
 		reason, sick := own.Unhealthy[i]
 		n.Devices[i] = Device{UUID: own.UUIDs[i], Index: d.Index, Address: d.Address, NUMANode: d.NUMA, Healthy: !sick, HealthReason: reason}
