@@ -44,7 +44,7 @@ func (n *node) wireDevices(atoms []string) []wire.Device {
 		case appliance.ResourceMIG:
 			out[i].Instance = atom
 			if gpu, _, ok := n.findAtom(atom); ok {
-				out[i].UUID = n.uuids[gpu]
+				out[i].UUID = n.uuids.at(gpu)
 			}
 		case appliance.ResourceSlot:
 			uuid, slot, _ := strings.Cut(atom, "#")

@@ -26,7 +26,7 @@ func (n *node) tally() tally {
 		t.schedulable = 1
 	}
 	t.healthy = bits.OnesCount64(n.healthy)
-	t.unhealthy = len(n.uuids) - t.healthy
+	t.unhealthy = n.uuids.len() - t.healthy
 	if n.shape.value.role != appliance.RoleHost {
 		return t
 	}
@@ -42,11 +42,11 @@ func (n *node) tally() tally {
 			t.avail[i] = int64(n.freeRow(i))
 		}
 	}
-	if len(n.uuids)+len(n.strays) == 0 {
+	if n.uuids.len()+len(n.strays) == 0 {
 		return t
 	}
 	booked, free := len(n.strays)+int(n.bookedAtoms()), 0
-	for i := range n.uuids {
+	for i := range n.uuids.len() {
 		free += bits.OnesCount64(n.freeAtoms(i))
 		if n.takes() && n.booked[i]|n.releasingOf(i) == 0 && (n.healthy&^n.waits)&(1<<i) != 0 {
 			t.freeGPUs++

@@ -106,7 +106,7 @@ func (a *ask) lackOf(n *node) lack {
 		l.rows[i] = e.free[i] < least
 	}
 	if a.whole {
-		l.whole = len(n.shares) > 0 || n.releasing != nil || n.healthy&^n.waits != low(len(n.uuids))
+		l.whole = len(n.shares) > 0 || n.releasing != nil || n.healthy&^n.waits != low(n.uuids.len())
 	} else if !l.rows[vcpuIndex] {
 		l.cpus = !n.hasCPUs(a.scalars[vcpuIndex], a.pinned)
 	}
@@ -121,7 +121,7 @@ func (a *ask) lackOf(n *node) lack {
 // countAtoms counts what the request could take of the node's GPUs, free and in
 // all: GPUs, instances of the profile, or GPUs with a slot.
 func (a *ask) countAtoms(n *node) (free, all int) {
-	for i := range n.uuids {
+	for i := range n.uuids.len() {
 		switch {
 		case a.resource == appliance.ResourceMIG && a.profile != "":
 			free += bits.OnesCount64(n.freeOf(i, a.profile))
@@ -168,8 +168,8 @@ func (a *ask) words(l lack) []string {
 		if count := n.heldAtoms(); count > 0 {
 			out = append(out, plural(count, a.pool.atomWord())+" being released")
 		}
-		if sick := len(n.uuids) - bits.OnesCount64(n.healthy); sick > 0 {
-			out = append(out, fmt.Sprintf("%d of %s unhealthy", sick, plural(len(n.uuids), "GPU")))
+		if sick := n.uuids.len() - bits.OnesCount64(n.healthy); sick > 0 {
+			out = append(out, fmt.Sprintf("%d of %s unhealthy", sick, plural(n.uuids.len(), "GPU")))
 		}
 		if n.waits != 0 {
 			out = append(out, plural(bits.OnesCount64(n.waits), "GPU")+" waiting for another MIG layout")
@@ -225,7 +225,7 @@ func (a *ask) atomWords(n *node) string {
 	if count := bits.OnesCount64(n.waits); count > 0 {
 		sick += fmt.Sprintf(" (%s waiting for another MIG layout)", plural(count, "GPU"))
 	}
-	if count := len(n.uuids) - bits.OnesCount64(n.healthy); count > 0 {
+	if count := n.uuids.len() - bits.OnesCount64(n.healthy); count > 0 {
 		if a.resource == appliance.ResourceMIG {
 			sick += fmt.Sprintf(" (%s unhealthy)", plural(count, "GPU"))
 		} else {
@@ -450,7 +450,7 @@ func (a *ask) helpOperator(lacks []lack, add func(string, ...any)) {
 // were healthy.
 func (a *ask) mended(n *node) int {
 	well := *n
-	well.healthy = low(len(n.uuids))
+	well.healthy = low(n.uuids.len())
 	free, _ := a.countAtoms(&well)
 	return free
 }

@@ -221,23 +221,11 @@ func (x *Index) describe(n *node, facts *Node) {
 	n.setDevices(devices)
 }
 
-// setDevices keeps what tells the node's GPUs from those of like machines. The
-// UUIDs are cut from one string, which takes less memory than one each.
+// setDevices keeps what tells the node's GPUs from those of like machines.
 func (n *node) setDevices(devices []Device) {
-	var all strings.Builder
-	size := 0
-	for _, d := range devices {
-		size += len(d.UUID)
-	}
-	all.Grow(size)
-	for _, d := range devices {
-		all.WriteString(d.UUID)
-	}
-	rest := all.String()
-	n.uuids = make([]string, len(devices))
+	n.uuids = uuidsOf(devices)
 	n.healthy, n.waits, n.reasons, n.parts = 0, 0, nil, nil
 	for i, d := range devices {
-		n.uuids[i], rest = rest[:len(d.UUID)], rest[len(d.UUID):]
 		if d.Healthy {
 			n.healthy |= 1 << i
 		}
@@ -248,7 +236,7 @@ func (n *node) setDevices(devices []Device) {
 			if n.reasons == nil {
 				n.reasons = map[string]string{}
 			}
-			n.reasons[n.uuids[i]] = d.HealthReason
+			n.reasons[n.uuids.at(i)] = d.HealthReason
 		}
 		if len(d.Instances) > 0 {
 			if n.parts == nil {
@@ -300,12 +288,12 @@ func (x *Index) leave(n *node) {
 // eachShare tells what share of vcpu and memoryGiB each GPU of the node can
 // have, if it is a GPU host and has the row.
 func (n *node) eachShare(f func(i int, share int32)) {
-	if n.shape.value.role != appliance.RoleHost || len(n.uuids) == 0 {
+	if n.shape.value.role != appliance.RoleHost || n.uuids.len() == 0 {
 		return
 	}
 	for i := range 2 {
 		if n.shape.value.present[i] {
-			f(i, n.total[i]/int32(len(n.uuids)))
+			f(i, n.total[i]/int32(n.uuids.len()))
 		}
 	}
 }
@@ -456,8 +444,8 @@ func (s *share) fill(p *appliance.Placement) error {
 	}
 	s.devices = slices.Clone(p.Devices)
 	for i, uuid := range s.devices {
-		if at := slices.Index(n.uuids, uuid); at >= 0 {
-			s.devices[i] = n.uuids[at] // the string that is there already
+		if at := n.uuids.index(uuid); at >= 0 {
+			s.devices[i] = n.uuids.at(at) // the string that is there already
 		}
 	}
 	if slices.Equal(p.Atoms, p.Devices) {

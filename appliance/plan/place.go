@@ -226,7 +226,7 @@ func siftDown(queue []head, i int) {
 func (a *ask) fits(n *node) bool {
 	if a.whole {
 		free, _ := a.countAtoms(n)
-		return len(n.shares) == 0 && n.releasing == nil && n.healthy&^n.waits == low(len(n.uuids)) && free >= a.atoms
+		return len(n.shares) == 0 && n.releasing == nil && n.healthy&^n.waits == low(n.uuids.len()) && free >= a.atoms
 	}
 	return n.hasCPUs(a.scalars[vcpuIndex], a.pinned)
 }
@@ -293,14 +293,14 @@ func (a *ask) on(n *node) appliance.Placement {
 		for i := range scalars {
 			scalars[i] = max(0, n.freeRow(i))
 		}
-		for i := range n.uuids {
+		for i := range n.uuids.len() {
 			atoms[i] = n.freeAtoms(i)
 		}
 	} else {
 		a.choose(n, &atoms)
 	}
 	var devices uint64
-	for i, uuid := range n.uuids {
+	for i, uuid := range n.uuids.all() {
 		if atoms[i] == 0 {
 			continue
 		}
@@ -328,7 +328,7 @@ func (a *ask) devices(n *node) uint64 {
 	var atoms [maxDevices]uint64
 	a.choose(n, &atoms)
 	var set uint64
-	for i := range n.uuids {
+	for i := range n.uuids.len() {
 		if atoms[i] != 0 {
 			set |= 1 << i
 		}
@@ -354,7 +354,7 @@ func (a *ask) choose(n *node, atoms *[maxDevices]uint64) {
 // among those with as many, the best joined ones.
 func (a *ask) chooseSlots(n *node, atoms *[maxDevices]uint64) {
 	var byFree [maxAtoms + 1]uint64
-	for i := range n.uuids {
+	for i := range n.uuids.len() {
 		free := n.freeAtoms(i)
 		byFree[bits.OnesCount64(free)] |= 1 << i
 	}
@@ -375,7 +375,7 @@ func (a *ask) chooseSlots(n *node, atoms *[maxDevices]uint64) {
 // before the next; of those with as many, one that is in use already.
 func (a *ask) chooseInstances(n *node, atoms *[maxDevices]uint64) {
 	var order []int
-	for i := range n.uuids {
+	for i := range n.uuids.len() {
 		if n.freeOf(i, a.profile) != 0 {
 			order = append(order, i)
 		}

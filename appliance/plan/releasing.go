@@ -95,7 +95,7 @@ func (n *node) markReleasing() {
 		n.releasing = nil
 		return
 	}
-	n.releasing.atoms = make([]uint64, len(n.uuids))
+	n.releasing.atoms = make([]uint64, n.uuids.len())
 	for _, r := range n.releasing.of {
 		for _, name := range r.Atoms {
 			if i, at, ok := n.findAtom(name); ok {
@@ -121,7 +121,7 @@ func (n *node) isReleasing(name string) bool {
 // releasingAtoms counts what is held of the node's GPUs.
 func (n *node) releasingAtoms() int {
 	count := 0
-	for i := range n.uuids {
+	for i := range n.uuids.len() {
 		count += bits.OnesCount64(n.releasingOf(i))
 	}
 	return count
@@ -147,7 +147,7 @@ func (x *Index) KeptGPUs(nodeID string) []string {
 		return nil
 	}
 	var out []string
-	for i, uuid := range n.uuids {
+	for i, uuid := range n.uuids.all() {
 		if n.waits&(1<<i) != 0 && n.booked[i]|n.releasingOf(i) != 0 {
 			out = append(out, uuid)
 		}

@@ -164,8 +164,8 @@ func (x *Index) scanForHost(r Request) ([]string, bool) {
 	share := map[string]int{} // of a GPU
 	for _, n := range x.nodes {
 		for _, row := range n.rows() {
-			if s, known := share[row.Resource]; len(n.uuids) > 0 && (!known || row.Total/len(n.uuids) < s) {
-				share[row.Resource] = row.Total / len(n.uuids)
+			if s, known := share[row.Resource]; n.uuids.len() > 0 && (!known || row.Total/n.uuids.len() < s) {
+				share[row.Resource] = row.Total / n.uuids.len()
 			}
 		}
 	}
@@ -183,11 +183,11 @@ func (x *Index) scanForHost(r Request) ([]string, bool) {
 			free[row.Resource] = row.Total - row.Allocated
 		}
 		gpus := 0
-		for i := range n.uuids {
+		for i := range n.uuids.len() {
 			gpus += bits.OnesCount64(n.freeAtoms(i))
 		}
 		key, fits := []int{0, gpus}, n.hasCPUs(int32(r.Resources["vcpu"]/r.Nodes), r.Binding == appliance.BindInstance)
-		if len(n.uuids) > 0 {
+		if n.uuids.len() > 0 {
 			key[0] = 1
 		}
 		for _, name := range appliance.Scalars {

@@ -80,7 +80,7 @@ func (p *pool) scattered() [scalarCount + 1]scatter {
 // bookedAtoms counts those on GPUs that the node has.
 func (n *node) bookedAtoms() int64 {
 	booked := 0
-	for i := range n.uuids {
+	for i := range n.uuids.len() {
 		booked += bits.OnesCount64(n.booked[i])
 	}
 	return int64(booked)

@@ -24,7 +24,7 @@ type node struct {
 	shape    *shared[shape]     // what it is to its pool, and which resource rows there are
 	total    [scalarCount]int32 // of the rows
 	leased   bool               // whole, by a booking that binds the node
-	uuids    []string           // of the GPUs, in order
+	uuids    uuids              // of the GPUs
 	healthy  uint64             // GPUs
 	waits    uint64             // GPUs that wait for another MIG layout
 	reasons  map[string]string  // UUID to why it is unhealthy; nil if all are well
@@ -131,9 +131,9 @@ func (n *node) atomName(i, atom int) string {
 	case instances:
 		return n.parts[i][atom].UUID
 	case gpuSlots:
-		return n.uuids[i] + "#" + strconv.Itoa(atom)
+		return n.uuids.at(i) + "#" + strconv.Itoa(atom)
 	default:
-		return n.uuids[i]
+		return n.uuids.at(i)
 	}
 }
 
@@ -155,10 +155,10 @@ func (n *node) findAtom(name string) (device, atom int, ok bool) {
 		if err != nil || at < 0 || at >= n.shape.value.replicas || strconv.Itoa(at) != slot {
 			return 0, 0, false
 		}
-		i := slices.Index(n.uuids, uuid)
+		i := n.uuids.index(uuid)
 		return i, at, i >= 0
 	default:
-		i := slices.Index(n.uuids, name)
+		i := n.uuids.index(name)
 		return i, 0, i >= 0
 	}
 }
@@ -198,9 +198,9 @@ func (n *node) entry() entry {
 
 // sign says under which sign the node is on the shelf of its pool.
 func (n *node) sign() sign {
-	sg := sign{gpus: len(n.uuids) > 0}
+	sg := sign{gpus: n.uuids.len() > 0}
 	exclusive := n.pool.kind == wholeGPUs
-	for i := range n.uuids {
+	for i := range n.uuids.len() {
 		if free := n.freeAtoms(i); free != 0 {
 			sg.free += bits.OnesCount64(free)
 			if exclusive {
@@ -241,7 +241,7 @@ func (n *node) profiles() []string {
 // profileSign is the sign on the shelf of one MIG profile.
 func (n *node) profileSign(profile string) sign {
 	sg := sign{gpus: true}
-	for i := range n.uuids {
+	for i := range n.uuids.len() {
 		if free := n.freeOf(i, profile); free != 0 {
 			sg.free += bits.OnesCount64(free)
 			sg.devices++
@@ -252,7 +252,7 @@ func (n *node) profileSign(profile string) sign {
 
 // reset forgets the sums over bookings.
 func (n *node) reset() {
-	n.booked = make([]uint64, len(n.uuids))
+	n.booked = make([]uint64, n.uuids.len())
 	n.strays, n.cpus, n.memoryMiB, n.leased = nil, nil, nil, false
 	n.allocated = [scalarCount]int64{}
 }
@@ -341,11 +341,11 @@ func (n *node) facts() Node {
 	out.Attributes[AttributeHostname] = n.hostname
 	for i, p := range n.layout.value.devices {
 		d := Device{
-			UUID: n.uuids[i], Index: p.index, Address: p.address, NUMANode: p.numa,
-			Healthy: n.healthy&(1<<i) != 0, HealthReason: n.reasons[n.uuids[i]], Waits: n.waits&(1<<i) != 0,
+			UUID: n.uuids.at(i), Index: p.index, Address: p.address, NUMANode: p.numa,
+			Healthy: n.healthy&(1<<i) != 0, HealthReason: n.reasons[n.uuids.at(i)], Waits: n.waits&(1<<i) != 0,
 		}
 		for m := p.peers; m != 0; m &= m - 1 {
-			d.NVLinkPeers = append(d.NVLinkPeers, n.uuids[bits.TrailingZeros64(m)])
+			d.NVLinkPeers = append(d.NVLinkPeers, n.uuids.at(bits.TrailingZeros64(m)))
 		}
 		if n.parts != nil {
 			d.Instances = slices.Clone(n.parts[i])

@@ -22,8 +22,8 @@ func (x *Index) Devices(nodeID string) []DeviceState {
 	if n == nil {
 		return nil
 	}
-	out := make([]DeviceState, len(n.uuids))
-	for i, uuid := range n.uuids {
+	out := make([]DeviceState, n.uuids.len())
+	for i, uuid := range n.uuids.all() {
 		out[i] = DeviceState{UUID: uuid, Atoms: bits.OnesCount64(n.atomsOf(i)), Free: bits.OnesCount64(n.freeAtoms(i)), Releasing: bits.OnesCount64(n.releasingOf(i))}
 	}
 	for _, s := range n.shares {
@@ -31,7 +31,7 @@ func (x *Index) Devices(nodeID string) []DeviceState {
 			i := slices.IndexFunc(out, func(d DeviceState) bool { return d.UUID == uuid })
 			if i < 0 {
 				i = len(out)
-				for i > len(n.uuids) && out[i-1].UUID > uuid {
+				for i > n.uuids.len() && out[i-1].UUID > uuid {
 					i--
 				}
 				out = slices.Insert(out, i, DeviceState{UUID: uuid, Missing: true})
