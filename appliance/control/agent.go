@@ -17,7 +17,7 @@ func (c *Control) nodeCaller(hash string) (appliance.Caller, bool) {
 	m := &c.mem
 	m.mu.RLock()
 	defer m.mu.RUnlock()
-	n := m.nodes[m.byToken[hash]]
+	n := m.byToken[hash]
 	if n == nil {
 		return appliance.Caller{}, false
 	}
@@ -77,14 +77,17 @@ func (c *Control) known(machineID string) bool {
 // with that identity is alive: that would be a clone.
 func (c *Control) admit(tx *store.Tx, who appliance.Caller, h wire.Hello, poolID, hash string) (store.NodeRecord, trail, error) {
 	c.mem.mu.RLock()
-	id, joined := c.mem.byHost[h.MachineID]
+	n := c.mem.byHost[h.MachineID]
+	id := who.ID
 	if who.Kind == appliance.CallerNode {
-		id, joined = who.ID, true
+		n = c.mem.nodes[id]
+	} else if n != nil {
+		id = n.id
 	}
-	live := joined && c.mem.nodes[id] != nil && c.mem.nodes[id].reported && c.Now().Sub(c.mem.nodes[id].seen) < 2*c.Settings.Heartbeat
+	live := n != nil && n.reported && c.Now().Sub(n.seen) < 2*c.Settings.Heartbeat
 	c.mem.mu.RUnlock()
 
-	if joined {
+	if n != nil || who.Kind == appliance.CallerNode {
 		rec, err := tx.Node(id)
 		if err != nil {
 			return rec, trail{}, err

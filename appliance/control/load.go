@@ -32,7 +32,7 @@ func (c *Control) load(ctx context.Context) error {
 			return err
 		}
 		// What grows to ten thousand is copied ten times.
-		m.nodes, m.byToken, m.byHost = make(map[string]*node, nodes), make(map[string]string, nodes), make(map[string]string, nodes)
+		m.nodes, m.byToken, m.byHost = make(map[string]*node, nodes), make(map[string]*node, nodes), make(map[string]*node, nodes)
 		if err := c.loadTenants(tx); err != nil {
 			return err
 		}

@@ -23,8 +23,8 @@ type memory struct {
 	visible  map[string][]string // tenant -> ids of the pools it sees, in order; made when asked for
 	quotas   map[quotaKey]*counter
 	nodes    map[string]*node
-	byToken  map[string]string // hash of a node's credential -> node id
-	byHost   map[string]string // machine id -> node id
+	byToken  map[string]*node // by the hash of its credential
+	byHost   map[string]*node // by its machine's id
 	index    *plan.Index
 	waiting  map[string][]waiting // pool id -> pending reservations in order of creation
 	turns    map[string]turn      // pool id -> who has its turn there; see turnAfter
@@ -354,8 +354,8 @@ func (m *memory) poolSeen(id, tenant string) (*pool, appliance.AuthzRow) {
 func (m *memory) put(n *node) {
 	m.roll(n.pool, n.id, n.rollout != nil)
 	m.nodes[n.id] = n
-	m.byToken[n.token] = n.id
-	m.byHost[n.machine] = n.id
+	m.byToken[n.token] = n
+	m.byHost[n.machine] = n
 }
 
 func (m *memory) drop(n *node) {

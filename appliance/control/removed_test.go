@@ -39,3 +39,39 @@ func TestARemovedNodesCredentialIsToldSo(t *testing.T) {
 		f.restart()
 	}
 }
+
+// A machine that lost its credential is given another by the local operator:
+// from then on whoever has the old one is nobody. Until the new one is durable
+// the old one holds.
+func TestAReplacedCredentialIsOfNoUse(t *testing.T) {
+	f := newFixture(t)
+	ctx := context.Background()
+	pool := f.pool(appliance.SharingExclusive, "")
+	inv := machine("a", 64, 512, 8)
+	hello := func() (wire.Welcome, error) {
+		return f.c.Hello(ctx, operator, wire.Hello{MachineID: inv.MachineID, Hostname: inv.Hostname, PoolID: pool, Inventory: inv, InventoryHash: "1"})
+	}
+	lost, err := hello()
+	f.must(err)
+	errs := f.together(true, func() error { _, err := hello(); return err })
+	if errs[0] == nil {
+		t.Fatal("a commit that was to fail did not")
+	}
+	if who, err := f.c.Authenticate(ctx, lost.Credential); err != nil || who.ID != lost.NodeID {
+		t.Errorf("after a replacement that came to nothing: %+v, %v", who, err)
+	}
+	given, err := hello()
+	f.must(err)
+	if given.NodeID != lost.NodeID {
+		t.Fatalf("the machine became another node: %s, %s", lost.NodeID, given.NodeID)
+	}
+	for _, when := range []string{"at once", "after a restart"} {
+		if _, err := f.c.Authenticate(ctx, lost.Credential); appliance.CodeOf(err) != appliance.Unauthenticated {
+			t.Errorf("%s the old credential is answered %v", when, err)
+		}
+		if who, err := f.c.Authenticate(ctx, given.Credential); err != nil || who.ID != lost.NodeID {
+			t.Errorf("%s the new one: %+v, %v", when, who, err)
+		}
+		f.restart()
+	}
+}

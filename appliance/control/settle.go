@@ -412,6 +412,9 @@ func (c *Control) remember(tx *store.Tx, rec store.NodeRecord, specChanged bool)
 		next.generation++
 		m.dirtyNodes[rec.ID] = true
 	}
+	if was {
+		m.drop(before) // its credential may be another
+	}
 	m.put(next)
 	tx.Undo(func() {
 		m.mu.Lock()
