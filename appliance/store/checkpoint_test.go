@@ -2,6 +2,7 @@ package store
 
 import (
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 )
@@ -73,5 +74,44 @@ func TestTheLogIsCopiedBesideTheWriterAndBegunAnew(t *testing.T) {
 	again := openTest(t, Options{Path: s.path})
 	if n := len(ids(t, again)); n != next {
 		t.Errorf("%d rows after closing, want %d", n, next)
+	}
+}
+
+// A server that is killed again and again before its log is long enough to be
+// copied would leave a longer one each time.
+func TestALogThatACrashLeftIsCopiedWithTheFirstWrites(t *testing.T) {
+	s := openTest(t, Options{})
+	const rows = 100
+	for i := range rows {
+		if err := s.Write(t.Context(), insert(i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	copyOf := func(from string, suffixes ...string) string {
+		t.Helper()
+		to := filepath.Join(t.TempDir(), "state.db")
+		for _, suffix := range suffixes {
+			b, err := os.ReadFile(from + suffix)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(to+suffix, b, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return to
+	}
+	after := openTest(t, Options{Path: copyOf(s.path, "", "-wal")}) // what a kill leaves
+	for i := range 1000 {
+		if err := after.Write(t.Context(), insert(rows+i)); err != nil {
+			t.Fatal(err)
+		}
+		if i > 0 && after.copier.state.Load() == copierRests {
+			break
+		}
+	}
+	alone := openTest(t, Options{Path: copyOf(after.path, "")})
+	if n := len(ids(t, alone)); n < rows {
+		t.Errorf("the file without its log has %d rows, want the %d that the crash left in the log", n, rows)
 	}
 }

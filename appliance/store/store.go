@@ -83,6 +83,7 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
+	crashed := exists(path + "-wal") // closing removes it
 	c, err := openCurrent(ctx, o)
 	if err != nil {
 		l.release()
@@ -93,6 +94,9 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 	}
 	s := &Store{path: path, sync: o.Synchronous, lock: l, closing: make(chan struct{}), slots: make(chan struct{}, o.ReadConns)}
 	s.writer = writer{s: s, c: c, limit: o.WriteWait, budget: batchBudget, copyAt: walCopyPages, queue: make(chan *request, maxWaiting), ended: make(chan struct{})}
+	if crashed { // it may be as long as can be, and more than one crash has made it so
+		s.writer.logged = walCopyPages
+	}
 	s.copier.wake, s.copier.ended = make(chan struct{}, 1), make(chan struct{})
 	go s.copier.run(path, o.Synchronous)
 	go s.writer.loop()
