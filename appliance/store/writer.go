@@ -188,14 +188,15 @@ func (w *writer) loop() {
 	returned = true
 }
 
-// serve runs one batch, of which r is the first write. It leaves a quarter of
-// those who wait to the next: callers that were all answered at once would all
-// be away at once, the writer would be idle until the first came back, and then
-// commit that one alone while the others came back to wait.
+// serve runs one batch, of which r is the first write. It leaves an eighth of
+// many who wait to the next: callers that were all answered at once would all be
+// away at once, the writer would be idle until the first came back, and then
+// commit that one alone while the others came back to wait. More is not left,
+// for each batch costs a sync.
 func (w *writer) serve(r *request) {
 	start := time.Now()
 	w.run(r)
-	for len(w.batch) < maxBatch && (w.takeAll || 3*len(w.queue) > len(w.batch)) && time.Since(start) < w.budget {
+	for len(w.batch) < maxBatch && (w.takeAll || 7*len(w.queue) > len(w.batch)) && time.Since(start) < w.budget {
 		select {
 		case next, ok := <-w.queue:
 			if !ok {

@@ -84,7 +84,7 @@ func TestWritesThatWaitShareOneCommit(t *testing.T) {
 	}
 }
 
-func TestABatchLeavesAQuarterOfThoseWhoWait(t *testing.T) {
+func TestABatchLeavesAnEighthOfThoseWhoWait(t *testing.T) {
 	s := openTest(t, Options{})
 	var sizes []int
 	s.BeforeCommit(func(*Tx) error { sizes = append(sizes, len(s.writer.batch)); return nil })
@@ -102,7 +102,7 @@ func TestABatchLeavesAQuarterOfThoseWhoWait(t *testing.T) {
 	}
 	letGo()
 	all.Wait()
-	if diff := cmp.Diff([]int{48, 12, 3, 1}, sizes); diff != "" {
+	if diff := cmp.Diff([]int{56, 7, 1}, sizes); diff != "" {
 		t.Errorf("batches of 64 that wait and do not come back (-want +got):\n%s", diff)
 	}
 }
