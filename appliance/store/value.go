@@ -17,23 +17,15 @@ import (
 // []byte stays a blob.
 func bindable(a any) (driver.Value, error) {
 	switch v := a.(type) {
-	case nil:
-		return nil, nil
-	case string:
-		return v, nil
+	case nil, string, int64, float64, []byte:
+		return a, nil // as it is: to take the value out and put it back would take memory anew
 	case int:
 		return int64(v), nil
-	case int64:
-		return v, nil
 	case bool:
 		if v {
 			return int64(1), nil
 		}
 		return int64(0), nil
-	case float64:
-		return v, nil
-	case []byte:
-		return v, nil
 	case json.RawMessage:
 		if v == nil {
 			return nil, nil
