@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"hash/maphash"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/bettercompute/bc/appliance"
@@ -132,44 +131,65 @@ func (s *atomSum) add(digest uint64) {
 	s.sum += digest
 }
 
-// So many rows go from a reader to the index at once.
-const loadBatch = 128
+// lane brings what a reader reads to the index, so many at once.
+type lane[T any] struct {
+	to    chan []T
+	some  []T
+	ended bool
+}
+
+const loadBatch = 128 // values
+
+func (l *lane[T]) add(v T) {
+	if l.some = append(l.some, v); len(l.some) == loadBatch {
+		l.to <- l.some
+		l.some = make([]T, 0, loadBatch)
+	}
+}
+
+// end lets go of who waits for more. It may be called again.
+func (l *lane[T]) end() {
+	if !l.ended {
+		l.ended = true
+		l.to <- l.some
+		close(l.to)
+	}
+}
 
 // fill reads nodes, bookings, and what they are compared with, and puts them
 // into the index meanwhile: what is longest, the index, then waits for nothing.
 // Nothing else runs yet that could write.
 func (l *loading) fill(ctx context.Context, x *plan.Index) (err error) {
-	nodes, held := make(chan []store.LoadedNode, 8), make(chan []plan.Booking, 4096)
-	nodesEnd, heldEnd := sync.OnceFunc(func() { close(nodes) }), sync.OnceFunc(func() { close(held) })
+	nodes, held := lane[store.LoadedNode]{to: make(chan []store.LoadedNode, 8)}, lane[plan.Booking]{to: make(chan []plan.Booking, 4096)}
 	read := make(chan error, 1)
 	go func() {
 		read <- l.c.Store.ReadApart(ctx,
 			func(tx *store.Tx) error {
-				defer nodesEnd()
-				if err := readNodes(tx, nodes); err != nil {
+				err := tx.LoadNodes(func(rec *store.LoadedNode) error { nodes.add(*rec); return nil })
+				nodes.end()
+				if err != nil {
 					return err
 				}
-				nodesEnd()
 				return l.readAtoms(tx) // which nobody waits for yet
 			},
 			func(tx *store.Tx) error {
-				defer heldEnd()
-				if err := l.readHeld(tx, held); err != nil {
+				err := l.readHeld(tx, held.add)
+				held.end()
+				if err != nil {
 					return err
 				}
-				heldEnd()
 				return l.readRest(tx)
 			})
-		nodesEnd() // a connection that does not open calls none of them
-		heldEnd()
+		nodes.end() // a connection that does not open reads nothing
+		held.end()
 	}()
 	var unpack plan.Unpacker
-	for some := range nodes { // also after an error, to their end: the readers wait for it
+	for some := range nodes.to { // also after an error, to their end: the readers wait for it
 		for i := 0; i < len(some) && err == nil; i++ {
 			err = l.put(x, &unpack, &some[i])
 		}
 	}
-	for some := range held {
+	for some := range held.to {
 		for i := 0; i < len(some) && err == nil; i++ {
 			if err = x.Book(some[i]); err != nil {
 				err = fmt.Errorf("two bookings of one thing: %w", err)
@@ -179,19 +199,6 @@ func (l *loading) fill(ctx context.Context, x *plan.Index) (err error) {
 	if failed := <-read; failed != nil { // what was put is not whole then, and no wonder
 		return failed
 	}
-	return err
-}
-
-func readNodes(tx *store.Tx, to chan<- []store.LoadedNode) error {
-	var some []store.LoadedNode
-	err := tx.LoadNodes(func(rec *store.LoadedNode) error {
-		if some = append(some, *rec); len(some) == loadBatch {
-			to <- some
-			some = make([]store.LoadedNode, 0, loadBatch)
-		}
-		return nil
-	})
-	to <- some
 	return err
 }
 
@@ -216,10 +223,9 @@ func (l *loading) put(x *plan.Index, unpack *plan.Unpacker, rec *store.LoadedNod
 	return nil
 }
 
-func (l *loading) readHeld(tx *store.Tx, to chan<- []plan.Booking) error {
+func (l *loading) readHeld(tx *store.Tx, each func(plan.Booking)) error {
 	var text []byte
-	var some []plan.Booking
-	err := tx.HeldReservations(func(r *appliance.Reservation) error {
+	return tx.HeldReservations(func(r *appliance.Reservation) error {
 		for name, n := range r.Resources {
 			l.used[quotaKey{r.TenantID, r.PoolID, name}] += n
 		}
@@ -233,14 +239,9 @@ func (l *loading) readHeld(tx *store.Tx, to chan<- []plan.Booking) error {
 		if r.ExpiresAt != nil {
 			l.c.mem.ends.set(r.ID, r.ExpiresAt)
 		}
-		if some = append(some, bookingOf(*r)); len(some) == loadBatch {
-			to <- some
-			some = make([]plan.Booking, 0, loadBatch)
-		}
+		each(bookingOf(*r))
 		return nil
 	})
-	to <- some
-	return err
 }
 
 func (l *loading) readAtoms(tx *store.Tx) error {
