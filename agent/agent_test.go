@@ -486,22 +486,7 @@ func TestManagedHostIsHeldToItsSpec(t *testing.T) {
 	c, socket := newControl(), socketPath(t)
 	c.serve(t, socket)
 	a := testAgent(t, socket, newTestGPUs(1))
-	dir := t.TempDir()
-	const governor = "sys/devices/system/cpu/cpufreq/policy0/scaling_governor"
-	for name, text := range map[string]string{
-		governor: "powersave", filepath.Join(filepath.Dir(governor), "affected_cpus"): "0",
-		filepath.Join(filepath.Dir(governor), "scaling_available_governors"): "performance powersave",
-		"etc/machine-id": "0123456789abcdef0123456789abcdef",
-	} {
-		file := filepath.Join(dir, name)
-		if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, []byte(text+"\n"), 0o644)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	root, err := host.OpenRoot(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	root, governor := governed(t)
 	a.Root, a.ManageHost = root, true
 	start(t, a)
 	c.await(t, "a first heartbeat", func() bool { return len(c.beats) > 0 })

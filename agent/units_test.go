@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"errors"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -10,7 +9,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/bettercompute/bc/agent/host"
 	"github.com/bettercompute/bc/agent/wire"
 )
 
@@ -87,18 +85,8 @@ func TestUnitIsToldWhileTheNextIsAtWork(t *testing.T) {
 	c, socket := newControl(), socketPath(t)
 	c.serve(t, socket)
 	a := testAgent(t, socket, newTestGPUs(1))
-	dir := t.TempDir()
-	const policy = "sys/devices/system/cpu/cpufreq/policy0/"
-	for name, text := range map[string]string{
-		policy + "scaling_governor": "powersave", policy + "affected_cpus": "0", policy + "scaling_available_governors": "performance powersave",
-		"sys/devices/system/cpu/online": "0", "etc/machine-id": "0123456789abcdef0123456789abcdef",
-	} {
-		file := filepath.Join(dir, name)
-		if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, []byte(text+"\n"), 0o644)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	slow := filepath.Join(dir, policy, "energy_performance_preference")
+	root, governor := governed(t)
+	slow := filepath.Join(root.Dir(), filepath.Dir(governor), "energy_performance_preference")
 	if err := unix.Mkfifo(slow, 0o644); err != nil {
 		t.Fatal(err)
 	}
@@ -109,10 +97,6 @@ func TestUnitIsToldWhileTheNextIsAtWork(t *testing.T) {
 		if fd, err := unix.Open(slow+".answered", unix.O_WRONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0); err == nil {
 			unix.Close(fd)
 		}
-	}
-	root, err := host.OpenRoot(dir)
-	if err != nil {
-		t.Fatal(err)
 	}
 	a.Root, a.ManageHost = root, true
 	start(t, a)
