@@ -60,8 +60,16 @@ func (n *node) check() error {
 		}
 		atoms += len(s.atoms)
 		before := fresh.cpus.countFree(nil)
-		fresh.take(s)
-		if set, err := wire.ParseCPUList(s.cpus); err != nil || fresh.cpus.countFree(nil) != before+set.Count() {
+		cpus, err := wire.ParseCPUList(s.cpus)
+		if err != nil {
+			return err
+		}
+		memoryNodes, err := wire.ParseCPUList(s.memoryNodes)
+		if err != nil {
+			return err
+		}
+		fresh.take(s, hostSets{cpus, memoryNodes})
+		if fresh.cpus.countFree(nil) != before+cpus.Count() {
 			return fmt.Errorf("CPUs %s of reservation %s are booked twice", s.cpus, s.booking.id)
 		}
 	}

@@ -31,6 +31,8 @@ type Index struct {
 
 	lastClass lastClass
 
+	lists map[string]wire.CPUSet // of what was read last; see cpuSet
+
 	filling bool // nodes do not count in their pools yet: see Fill
 }
 
@@ -126,7 +128,7 @@ func (x *Index) PutNode(facts Node) (previous *Node, err error) {
 	}
 	n.reset()
 	for _, s := range n.shares {
-		n.take(s)
+		n.take(s, x.setsOf(s))
 	}
 	n.markReleasing()
 	x.nodes[n.id] = n
@@ -189,7 +191,14 @@ func (x *Index) Rows(id string) []appliance.ResourceRow {
 	if n == nil {
 		return nil
 	}
-	return n.rows()
+	return n.rows(nil)
+}
+
+// SameRows tells whether the rows of a node are these.
+func (x *Index) SameRows(id string, rows []appliance.ResourceRow) bool {
+	var few [scalarCount]appliance.ResourceRow
+	n := x.nodes[id]
+	return n != nil && slices.Equal(n.rows(few[:0]), rows)
 }
 
 // describe sets the node's facts.
@@ -345,7 +354,7 @@ func (x *Index) Book(b Booking) error {
 			return strings.Compare(s.booking.id, id)
 		})
 		s.node.shares = slices.Insert(s.node.shares, at, s)
-		s.node.take(s)
+		s.node.take(s, x.setsOf(s))
 		if !x.filling {
 			s.node.count()
 		}
@@ -365,7 +374,7 @@ func (x *Index) Release(reservationID string) (Booking, bool) {
 		s := &made.shares[i]
 		s.node.uncount()
 		s.node.shares = slices.DeleteFunc(s.node.shares, func(other *share) bool { return other == s })
-		s.node.give(s)
+		s.node.give(s, x.setsOf(s))
 		s.node.count()
 	}
 	delete(x.bookings, reservationID)
@@ -417,7 +426,7 @@ func (x *Index) prepare(b Booking) (*booking, error) {
 		}
 		made.pool = n.pool.id
 		made.shares[i] = share{booking: made, node: n}
-		if err := made.shares[i].fill(p); err != nil {
+		if err := x.fill(&made.shares[i], p); err != nil {
 			return nil, fmt.Errorf("node %s: %w", p.NodeID, err)
 		}
 	}
@@ -425,7 +434,7 @@ func (x *Index) prepare(b Booking) (*booking, error) {
 }
 
 // fill reads a placement and refuses what is booked already.
-func (s *share) fill(p *appliance.Placement) error {
+func (x *Index) fill(s *share, p *appliance.Placement) error {
 	n := s.node
 	resource := n.pool.sharing.Resource()
 	s.cpus, s.memoryNodes, s.confirmed = p.CPUs, p.NUMANodes, p.Confirmed
@@ -458,13 +467,43 @@ func (s *share) fill(p *appliance.Placement) error {
 			return fmt.Errorf("%s is booked already", name)
 		}
 	}
-	set, err := wire.ParseCPUList(s.cpus)
+	set, err := x.cpuSet(s.cpus)
 	if err != nil {
 		return err
 	}
 	if cpu := n.cpus.common(set); cpu >= 0 {
 		return fmt.Errorf("CPU %d is booked already", cpu)
 	}
-	_, err = wire.ParseCPUList(s.memoryNodes)
+	_, err = x.cpuSet(s.memoryNodes)
 	return err
+}
+
+// maxLists bounds what is remembered of lists. Like machines have the same ones.
+const maxLists = 512
+
+// cpuSet reads a list of CPUs or memory nodes.
+func (x *Index) cpuSet(list string) (wire.CPUSet, error) {
+	set, ok := x.lists[list]
+	if ok {
+		return set, nil
+	}
+	set, err := wire.ParseCPUList(list)
+	if err != nil {
+		return set, err
+	}
+	if x.lists == nil || len(x.lists) == maxLists {
+		x.lists = map[string]wire.CPUSet{}
+	}
+	x.lists[list] = set
+	return set, nil
+}
+
+// hostSets are the sets of a share's CPUs and memory nodes.
+type hostSets struct{ cpus, memoryNodes wire.CPUSet }
+
+// setsOf reads again what fill has read without an error.
+func (x *Index) setsOf(s *share) (sets hostSets) {
+	sets.cpus, _ = x.cpuSet(s.cpus)
+	sets.memoryNodes, _ = x.cpuSet(s.memoryNodes)
+	return sets
 }

@@ -101,11 +101,14 @@ func (n *Node) Pack() (Packed, error) {
 type Unpacker struct {
 	shapes     map[string]*unpackedShape
 	attributes map[string]map[string]string
+	last       *unpackedShape
+	own        packedOwn
 }
 
 // unpackedShape is a shape as the index takes it.
 type unpackedShape struct {
 	packedShape
+	text   string
 	places []place
 }
 
@@ -120,9 +123,13 @@ type Unpacked struct {
 // Unpack sets what was packed of a node, for [Index.PutNode]: the NVLink peers
 // of its devices are not in the devices.
 func (u *Unpacker) Unpack(p Packed, n *Node) error {
-	shape, attributes := u.shapes[p.Shape], u.attributes[p.Attributes]
+	shape := u.last // most nodes are like the one before, and the text is long
+	if shape == nil || shape.text != p.Shape {
+		shape = u.shapes[p.Shape]
+	}
+	attributes := u.attributes[p.Attributes]
 	if shape == nil {
-		shape = &unpackedShape{}
+		shape = &unpackedShape{text: p.Shape}
 		if err := json.Unmarshal([]byte(p.Shape), &shape.packedShape); err != nil {
 			return fmt.Errorf("the shape of node %s: %w", n.ID, err)
 		}
@@ -143,14 +150,15 @@ func (u *Unpacker) Unpack(p Packed, n *Node) error {
 		}
 		u.shapes[p.Shape] = shape
 	}
+	u.last = shape
 	if attributes == nil {
 		if err := json.Unmarshal([]byte(p.Attributes), &attributes); err != nil {
 			return fmt.Errorf("the attributes of node %s: %w", n.ID, err)
 		}
 		u.attributes[p.Attributes] = attributes
 	}
-	own, err := readOwn(p.Own)
-	if err != nil {
+	own := &u.own
+	if err := own.read(p.Own); err != nil {
 		return fmt.Errorf("the facts of node %s: %w", n.ID, err)
 	}
 	if len(own.UUIDs) != len(shape.Devices) {
@@ -179,16 +187,18 @@ func (u *Unpacker) Unpack(p Packed, n *Node) error {
 	return nil
 }
 
-// readOwn reads what Pack wrote. Nearly every node is well and takes bookings,
-// and has nothing but the UUIDs of its GPUs: those are read without a decoder.
-func readOwn(text string) (own packedOwn, err error) {
+// read reads what Pack wrote, into the memory of what was read before. Nearly
+// every node is well and takes bookings, and has nothing but the UUIDs of its
+// GPUs: those are read without a decoder.
+func (own *packedOwn) read(text string) error {
 	list, ok := strings.CutPrefix(text, `{"uuids":["`)
 	if ok {
 		list, ok = strings.CutSuffix(list, `"],"schedulable":true}`)
 	}
-	if ok && !strings.ContainsAny(list, "\\[]{}") {
-		own.UUIDs, own.Schedulable = strings.Split(list, `","`), true
-		return own, nil
+	*own = packedOwn{UUIDs: own.UUIDs[:0]}
+	if !ok || strings.ContainsAny(list, "\\[]{}") {
+		return json.Unmarshal([]byte(text), own)
 	}
-	return own, json.Unmarshal([]byte(text), &own)
+	own.UUIDs, own.Schedulable = slices.AppendSeq(own.UUIDs, strings.SplitSeq(list, `","`)), true
+	return nil
 }

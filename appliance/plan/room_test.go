@@ -163,7 +163,7 @@ func anyHostRequest(random *rand.Rand) Request {
 func (x *Index) scanForHost(r Request) ([]string, bool) {
 	share := map[string]int{} // of a GPU
 	for _, n := range x.nodes {
-		for _, row := range n.rows() {
+		for _, row := range n.rows(nil) {
 			if s, known := share[row.Resource]; n.uuids.len() > 0 && (!known || row.Total/n.uuids.len() < s) {
 				share[row.Resource] = row.Total / n.uuids.len()
 			}
@@ -179,7 +179,7 @@ func (x *Index) scanForHost(r Request) ([]string, bool) {
 			continue
 		}
 		free := map[string]int{}
-		for _, row := range n.rows() {
+		for _, row := range n.rows(nil) {
 			free[row.Resource] = row.Total - row.Allocated
 		}
 		gpus := 0

@@ -258,7 +258,7 @@ func (n *node) reset() {
 }
 
 // take adds a share to the sums.
-func (n *node) take(s *share) {
+func (n *node) take(s *share, sets hostSets) {
 	for _, name := range s.atoms {
 		if i, at, ok := n.findAtom(name); ok {
 			n.booked[i] |= 1 << at
@@ -270,14 +270,13 @@ func (n *node) take(s *share) {
 	for i, v := range s.scalars {
 		n.allocated[i] += int64(v)
 	}
-	set, _ := wire.ParseCPUList(s.cpus)
-	n.cpus.addAll(set)
-	n.spread(s, 1)
+	n.cpus.addAll(sets.cpus)
+	n.spread(s, sets.memoryNodes, 1)
 	n.leased = n.leased || s.booking.binding == appliance.BindNode
 }
 
 // give undoes take.
-func (n *node) give(s *share) {
+func (n *node) give(s *share, sets hostSets) {
 	for _, name := range s.atoms {
 		if i, at, ok := n.findAtom(name); ok {
 			n.booked[i] &^= 1 << at
@@ -288,9 +287,8 @@ func (n *node) give(s *share) {
 	for i, v := range s.scalars {
 		n.allocated[i] -= int64(v)
 	}
-	set, _ := wire.ParseCPUList(s.cpus)
-	n.cpus.dropAll(set)
-	n.spread(s, -1)
+	n.cpus.dropAll(sets.cpus)
+	n.spread(s, sets.memoryNodes, -1)
 	n.leased = slices.ContainsFunc(n.shares, func(other *share) bool {
 		return other.booking.binding == appliance.BindNode
 	})
@@ -298,16 +296,15 @@ func (n *node) give(s *share) {
 
 // spread charges a share's memory to its memory nodes, in proportion to their
 // size.
-func (n *node) spread(s *share, sign int64) {
+func (n *node) spread(s *share, on wire.CPUSet, sign int64) {
 	need := s.memoryMiB()
 	if n.topology == nil || need == 0 {
 		return
 	}
-	set, _ := wire.ParseCPUList(s.memoryNodes)
 	var size int64
 	numa := n.topology.value.numa
 	for _, m := range numa {
-		if set.Contains(m.id) {
+		if on.Contains(m.id) {
 			size += m.memoryMiB
 		}
 	}
@@ -318,7 +315,7 @@ func (n *node) spread(s *share, sign int64) {
 		n.memoryMiB = make([]int64, len(numa))
 	}
 	for i, m := range numa {
-		if set.Contains(m.id) {
+		if on.Contains(m.id) {
 			n.memoryMiB[i] += sign * int64(float64(need)*(float64(m.memoryMiB)/float64(size)))
 		}
 	}
@@ -352,16 +349,16 @@ func (n *node) facts() Node {
 		}
 		out.Devices = append(out.Devices, d)
 	}
-	out.Rows = n.rows()
+	out.Rows = n.rows(nil)
 	if n.topology != nil {
 		out.Topology = n.topology.value.facts
 	}
 	return out
 }
 
-// rows are the node's counted resources with what is booked of them.
-func (n *node) rows() []appliance.ResourceRow {
-	var out []appliance.ResourceRow
+// rows are the node's counted resources with what is booked of them, behind
+// those that are there.
+func (n *node) rows(out []appliance.ResourceRow) []appliance.ResourceRow {
 	for i, resource := range appliance.Scalars {
 		if n.shape.value.present[i] {
 			out = append(out, appliance.ResourceRow{
