@@ -5,7 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/maphash"
-	"slices"
+	"strings"
 	"time"
 
 	"github.com/bettercompute/bc/appliance"
@@ -20,27 +20,16 @@ func (c *Control) load(ctx context.Context) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.tenants, m.policies, m.pools = map[string]appliance.Tenant{}, map[string][]appliance.AccessPolicy{}, map[string]*pool{}
+	m.nodes, m.byToken, m.byHost = map[string]*node{}, map[string]*node{}, map[string]*node{}
 	m.visible = map[string][]string{}
 	m.quotas = map[quotaKey]*counter{}
 	m.waiting, m.turns, m.stirred, m.ends = map[string][]waiting{}, map[string]turn{}, map[string]bool{}, ends{}
 	m.dirtyQuotas, m.dirtyNodes = map[quotaKey]bool{}, map[string]bool{}
 	m.rolling, m.releasing = map[string]map[string]bool{}, map[string]map[string]*release{}
-	var nodes int
-	err := c.Store.Read(ctx, func(tx *store.Tx) (err error) {
-		if nodes, err = tx.CountNodes(); err != nil {
-			return err
-		}
-		// What grows to ten thousand is copied ten times.
-		m.nodes, m.byToken, m.byHost = make(map[string]*node, nodes), make(map[string]*node, nodes), make(map[string]*node, nodes)
-		if err := c.loadTenants(tx); err != nil {
-			return err
-		}
-		return c.loadPools(tx)
-	})
-	if err != nil {
-		return err
-	}
-	l := loading{c: c, ledgers: make([]store.NodeLedger, 0, nodes), used: map[quotaKey]int{}, seed: maphash.MakeSeed(), now: c.Now()}
+	l := loading{c: c, used: map[quotaKey]int{}, now: c.Now()}
+	l.booked.seed = maphash.MakeSeed()
+	l.atoms.seed = l.booked.seed
+	var err error
 	if m.index, err = plan.Fill(func(x *plan.Index) error { return l.fill(ctx, x) }); err != nil {
 		return err
 	}
@@ -115,36 +104,78 @@ type loading struct {
 	used    map[quotaKey]int
 
 	// What is booked by the reservations, and by the table of atoms.
-	seed          maphash.Seed
 	booked, atoms atomSum
 }
 
 // atomSum is the sum of the digests of different atoms with their holders: two
 // sets whose sums are the same are the same.
 type atomSum struct {
-	count int
+	seed  maphash.Seed
+	lines int
 	sum   uint64
+	text  []byte // scratch
 }
 
-func (s *atomSum) add(digest uint64) {
-	s.count++
-	s.sum += digest
+// add adds what is booked on a node: lines of an atom, a tab and its reservation,
+// the last of which may be apart. An atom whose name holds a newline is two lines
+// wherever it comes from.
+func (s *atomSum) add(node, atoms, reservation string) {
+	for more := true; more; {
+		var line string
+		line, atoms, more = strings.Cut(atoms, "\n")
+		s.text = append(append(append(s.text[:0], node...), '\t'), line...)
+		if !more && reservation != "" {
+			s.text = append(append(s.text, '\t'), reservation...)
+		}
+		s.lines++
+		s.sum += maphash.Bytes(s.seed, s.text)
+	}
 }
 
-// lane brings what a reader reads to the index, so many at once.
+func (s *atomSum) same(as *atomSum) bool { return s.lines == as.lines && s.sum == as.sum }
+
+// lane brings what a reader reads to the index, so many at once, and memory that
+// was used back.
 type lane[T any] struct {
 	to    chan []T
+	back  chan []T
 	some  []T
 	ended bool
 }
 
 const loadBatch = 128 // values
 
+func laneOf[T any](batches int) *lane[T] {
+	return &lane[T]{to: make(chan []T, batches), back: make(chan []T, 1)}
+}
+
 func (l *lane[T]) add(v T) {
+	if l.some == nil {
+		select {
+		case l.some = <-l.back:
+		default:
+			l.some = make([]T, 0, loadBatch)
+		}
+	}
 	if l.some = append(l.some, v); len(l.some) == loadBatch {
 		l.to <- l.some
-		l.some = make([]T, 0, loadBatch)
+		l.some = nil
 	}
+}
+
+// each calls do for everything that comes, unless something has failed. The rest
+// is taken and let go: the reader waits for that.
+func (l *lane[T]) each(err error, do func(*T) error) error {
+	for some := range l.to {
+		for i := 0; i < len(some) && err == nil; i++ {
+			err = do(&some[i])
+		}
+		select {
+		case l.back <- some[:0]:
+		default:
+		}
+	}
+	return err
 }
 
 // end lets go of who waits for more. It may be called again.
@@ -159,8 +190,8 @@ func (l *lane[T]) end() {
 // fill reads nodes, bookings, and what they are compared with, and puts them
 // into the index meanwhile: what is longest, the index, then waits for nothing.
 // Nothing else runs yet that could write.
-func (l *loading) fill(ctx context.Context, x *plan.Index) (err error) {
-	nodes, held := lane[store.LoadedNode]{to: make(chan []store.LoadedNode, 8)}, lane[plan.Booking]{to: make(chan []plan.Booking, 4096)}
+func (l *loading) fill(ctx context.Context, x *plan.Index) error {
+	nodes, held := laneOf[store.LoadedNode](8), laneOf[plan.Booking](4096)
 	read := make(chan error, 1)
 	go func() {
 		read <- l.c.Store.ReadApart(ctx,
@@ -183,19 +214,20 @@ func (l *loading) fill(ctx context.Context, x *plan.Index) (err error) {
 		nodes.end() // a connection that does not open reads nothing
 		held.end()
 	}()
+	err := l.c.Store.Read(ctx, func(tx *store.Tx) error {
+		if err := l.c.loadTenants(tx); err != nil {
+			return err
+		}
+		return l.c.loadPools(tx)
+	})
 	var unpack plan.Unpacker
-	for some := range nodes.to { // also after an error, to their end: the readers wait for it
-		for i := 0; i < len(some) && err == nil; i++ {
-			err = l.put(x, &unpack, &some[i])
+	err = nodes.each(err, func(n *store.LoadedNode) error { return l.put(x, &unpack, n) })
+	err = held.each(err, func(b *plan.Booking) error {
+		if err := x.Book(*b); err != nil {
+			return fmt.Errorf("two bookings of one thing: %w", err)
 		}
-	}
-	for some := range held.to {
-		for i := 0; i < len(some) && err == nil; i++ {
-			if err = x.Book(some[i]); err != nil {
-				err = fmt.Errorf("two bookings of one thing: %w", err)
-			}
-		}
-	}
+		return nil
+	})
 	if failed := <-read; failed != nil { // what was put is not whole then, and no wonder
 		return failed
 	}
@@ -224,7 +256,6 @@ func (l *loading) put(x *plan.Index, unpack *plan.Unpacker, rec *store.LoadedNod
 }
 
 func (l *loading) readHeld(tx *store.Tx, each func(plan.Booking)) error {
-	var text []byte
 	return tx.HeldReservations(func(r *appliance.Reservation) error {
 		for name, n := range r.Resources {
 			l.used[quotaKey{r.TenantID, r.PoolID, name}] += n
@@ -232,8 +263,7 @@ func (l *loading) readHeld(tx *store.Tx, each func(plan.Booking)) error {
 		for i := range r.Placements {
 			p := &r.Placements[i]
 			for _, atom := range p.Atoms {
-				text = append(append(append(append(append(text[:0], p.NodeID...), '\t'), atom...), '\t'), r.ID...)
-				l.booked.add(maphash.Bytes(l.seed, text))
+				l.booked.add(p.NodeID, atom, r.ID)
 			}
 		}
 		if r.ExpiresAt != nil {
@@ -245,7 +275,7 @@ func (l *loading) readHeld(tx *store.Tx, each func(plan.Booking)) error {
 }
 
 func (l *loading) readAtoms(tx *store.Tx) error {
-	return tx.BookedAtoms(func(text string) { l.atoms.add(maphash.String(l.seed, text)) })
+	return tx.BookedAtoms(func(node, lines string) { l.atoms.add(node, lines, "") })
 }
 
 func (l *loading) readRest(tx *store.Tx) (err error) {
@@ -263,7 +293,7 @@ func (l *loading) compare(tx *store.Tx) error {
 	if err := l.c.verifyReleasing(tx, &releasing); err != nil {
 		return err
 	}
-	if l.gaps == 0 && l.booked == l.atoms && len(releasing) == 0 && l.sameQuotas() && l.sameLedgers() {
+	if l.gaps == 0 && l.booked.same(&l.atoms) && len(releasing) == 0 && l.sameQuotas() && l.sameLedgers() {
 		return nil
 	}
 	live, err := tx.LiveReservations()
@@ -293,7 +323,7 @@ func (l *loading) sameQuotas() bool {
 
 func (l *loading) sameLedgers() bool {
 	for _, ledger := range l.ledgers {
-		if !slices.Equal(l.c.mem.index.Rows(ledger.NodeID), ledger.Resources) {
+		if !l.c.mem.index.SameRows(ledger.NodeID, ledger.Resources) {
 			return false
 		}
 	}

@@ -3,6 +3,7 @@ package control
 import (
 	"context"
 	"fmt"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -89,5 +90,23 @@ func TestAStateOfManyBatchesIsLoadedWhole(t *testing.T) {
 	}
 	if len(f.c.mem.nodes) != nodes || booked != nodes {
 		t.Errorf("%d nodes with %d bookings after a restart, want %d of each", len(f.c.mem.nodes), booked, nodes)
+	}
+}
+
+// A machine may call its GPUs what it likes: a start reads the names in lines of
+// tabs and commas.
+func TestNamesOfGPUsAreLoadedAsTheyAre(t *testing.T) {
+	f := newFixture(t)
+	pool := f.pool(appliance.SharingExclusive, "")
+	inv := machine("a", 64, 512, 8)
+	for i, name := range []string{"GPU\none", "GPU\ttwo", "GPU,three", "=", `GPU"four\`, "\n", "GPU\n", "res\tres\nres"} {
+		inv.GPUs[i].UUID = name
+	}
+	node := f.join(pool, inv)
+	f.reserve(pool, 8)
+	before := f.c.mem.index.Shares(node)
+	f.restart()
+	if after := f.c.mem.index.Shares(node); len(before) != 1 || !reflect.DeepEqual(before, after) {
+		t.Errorf("after a restart the bookings are %+v, they were %+v", after, before)
 	}
 }

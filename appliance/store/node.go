@@ -165,12 +165,6 @@ func (tx *Tx) WasRemoved(machineID string) (bool, error) {
 	return n > 0, err
 }
 
-// CountNodes counts the nodes, removed ones too, without reading them.
-func (tx *Tx) CountNodes() (n int, err error) {
-	err = tx.QueryRow(`SELECT count(*) FROM nodes`).Scan(&n)
-	return n, err
-}
-
 // NodeFacts is what the placer has to know of a node, in the small form that
 // package plan makes of it.
 type NodeFacts struct{ Shape, Attributes, Own string }

@@ -148,19 +148,21 @@ func (tx *Tx) HeldAtoms() ([]HeldAtom, error) {
 	}, `SELECT node_id, atom, reservation_id FROM atoms WHERE releasing = 0 ORDER BY node_id, atom`)
 }
 
-// BookedAtoms calls each for every atom that is booked, with its node, the atom
-// and its reservation in one text, tabs between.
-func (tx *Tx) BookedAtoms(each func(text string)) error {
-	rows, err := tx.Query(`SELECT node_id || char(9) || atom || char(9) || reservation_id FROM atoms WHERE releasing = 0`)
+// BookedAtoms calls each for every node on which atoms are booked, with a line
+// for each atom and its reservation, a tab between: a row of a node costs the
+// driver less than a row of each of its atoms.
+func (tx *Tx) BookedAtoms(each func(node, lines string)) error {
+	rows, err := tx.Query(`SELECT node_id, group_concat(atom || char(9) || reservation_id, char(10)) FROM atoms
+		WHERE releasing = 0 GROUP BY node_id`)
 	if err != nil {
 		return err
 	}
 	for rows.Next() {
-		var text string
-		if err := rows.Scan(&text); err != nil {
+		var node, lines string
+		if err := rows.Scan(&node, &lines); err != nil {
 			return err
 		}
-		each(text)
+		each(node, lines)
 	}
 	return rows.Err()
 }
