@@ -6,6 +6,8 @@ GO          ?= go
 TOOL        := $(GO) tool -modfile=.tools.mod
 VERSION     ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo 0.0.0-dev)
 LDFLAGS     := -s -w -X main.version=$(VERSION)
+# The command library's own writer of manuals, which nothing here calls.
+TAGS        := urfave_cli_no_docs
 # NVML is bound lazily: a toolchain that links with -z now would refuse to start without a driver.
 export CGO_LDFLAGS := -Wl,-z,lazy
 # NVIDIA's header marks a hundred functions as deprecated that its binding still wraps.
@@ -17,7 +19,7 @@ help: ## list the targets
 	@awk -F':.*## ' '/^[a-z0-9]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 build: ## build bin/bc; bin/bcd and bin/better-compute are links to it
-	$(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/bc ./cmd/bc
+	$(GO) build -trimpath -tags '$(TAGS)' -ldflags '$(LDFLAGS)' -o bin/bc ./cmd/bc
 	ln -sf bc bin/bcd
 	ln -sf bc bin/better-compute
 
@@ -54,7 +56,7 @@ e2e: package ## install the packages on real Debians: containers and a virtual m
 	$(GO) test -tags e2e -count=1 -v -timeout 90m ./packaging/...
 	$(GO) test -tags e2e -count=1 -timeout 30m -run 'UnderSystemd|InAMachine' ./agent ./agent/unit ./cmd/bc
 
-bench: build ## measure against the bars of docs/performance.md and print a table (minutes)
+bench: package ## measure against the bars of docs/performance.md and print a table (minutes)
 	$(GO) test ./appliance/bench -v -count=1 -timeout 60m -bars | grep -E '^(\||---|FAIL|ok|    )'
 	$(GO) test ./appliance/plan -run '^$$' -bench 'Place|Memory' -count=1
 

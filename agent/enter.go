@@ -17,7 +17,7 @@ var ErrNoWall = errors.New("it is not walled in on this machine")
 // Walled reports whether a reservation has a wall on this machine that can be
 // entered.
 func Walled(reservation string) bool {
-	if !legalID.MatchString(reservation) {
+	if !legalID().MatchString(reservation) {
 		return false
 	}
 	_, err := os.Stat(cdiFile(reservation))
@@ -29,7 +29,7 @@ func Walled(reservation string) bool {
 // environment that tells CUDA programs which GPUs to use. It needs root: systemd
 // lets no one else put a process into a slice of the system.
 func EnterWall(ctx context.Context, reservation string) ([]string, error) {
-	if !legalID.MatchString(reservation) {
+	if !legalID().MatchString(reservation) {
 		return nil, fmt.Errorf("reservation %q: %w", reservation, ErrNoWall)
 	}
 	text, err := os.ReadFile(cdiFile(reservation))

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/bettercompute/bc/agent/host"
 	"github.com/bettercompute/bc/agent/unit"
@@ -36,7 +37,7 @@ type wall struct {
 
 // legalID are the ids that may become the names of files and units: a dash
 // would be a level of slices.
-var legalID = regexp.MustCompile(`^[A-Za-z0-9_]{1,64}$`)
+var legalID = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[A-Za-z0-9_]{1,64}$`) })
 
 // sliceName is the slice of a reservation. Its parent is bc.slice.
 func sliceName(reservation string) string { return "bc-" + reservation + ".slice" }
@@ -44,7 +45,7 @@ func sliceName(reservation string) string { return "bc-" + reservation + ".slice
 // reservationOf is the reservation whose slice has a name, "" if none can have it.
 func reservationOf(slice string) string {
 	id := strings.TrimSuffix(strings.TrimPrefix(slice, "bc-"), ".slice")
-	if !legalID.MatchString(id) || slice != sliceName(id) {
+	if !legalID().MatchString(id) || slice != sliceName(id) {
 		return ""
 	}
 	return id
@@ -55,7 +56,7 @@ func reservationOf(slice string) string {
 // if a device node cannot be told: leaving it out would wall off what is booked.
 // A slot of a GPU that mps names is reached through its daemon.
 func wallOf(b wire.Binding, gpus []wire.GPU, migMinors string, mps func(uuid string) bool) (wall, error) {
-	if !legalID.MatchString(b.ReservationID) {
+	if !legalID().MatchString(b.ReservationID) {
 		return wall{}, fmt.Errorf("reservation id %q cannot be the name of a slice", b.ReservationID)
 	}
 	w := wall{

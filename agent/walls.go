@@ -461,7 +461,7 @@ func (w *walls) record(id string) (r record, found bool) {
 func (w *walls) recorded() (ids []string) {
 	names, _ := w.machine.ReadDir(recordDir) // none yet
 	for _, name := range names {
-		if id, ok := strings.CutSuffix(path.Base(name), ".json"); ok && legalID.MatchString(id) {
+		if id, ok := strings.CutSuffix(path.Base(name), ".json"); ok && legalID().MatchString(id) {
 			ids = append(ids, id)
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"path"
 	"regexp"
 	"strings"
+	"sync"
 )
 
 // captured lists what is recorded of a machine: a directory and the files in
@@ -139,14 +140,19 @@ func (a *Archive) capture(r *Root, name string, nameOnly bool) {
 	}
 }
 
-var (
-	machineIDs = regexp.MustCompile(`\b[0-9a-fA-F]{32}\b`)
-	blanked    = []struct {
-		what *regexp.Regexp
-		with string
-	}{
+var machineIDs = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`\b[0-9a-fA-F]{32}\b`) })
+
+type blanking struct {
+	what *regexp.Regexp
+	with string
+}
+
+// blankings are compiled when they are needed, for they are a tenth of what the
+// program allocates before its main function.
+var blankings = sync.OnceValue(func() []blanking {
+	return []blanking{
 		{regexp.MustCompile(`\b[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}\b`), "00000000-0000-0000-0000-000000000000"},
-		{machineIDs, strings.Repeat("0", 32)},
+		{machineIDs(), strings.Repeat("0", 32)},
 		// Ethernet addresses, also with the type that BOOTIF= puts before
 		// them, and InfiniBand's of 8 and 20 bytes.
 		{regexp.MustCompile(`\b[0-9a-fA-F]{2}(?:[:-][0-9a-fA-F]{2}){5,19}\b`), "00:00:00:00:00:00"},
@@ -155,11 +161,11 @@ var (
 		{regexp.MustCompile(`(?i)([a-z0-9_.-]*(?:passw|secret|token|credential)[a-z0-9_.-]*=)("[^"\n]*"|\S+)`), "$1"},
 		{regexp.MustCompile(`(?i)\b(iscsi:)\S+`), "$1"},
 	}
-)
+})
 
 // blank takes the identifiers out of a text.
 func blank(text string) string {
-	for _, b := range blanked {
+	for _, b := range blankings() {
 		text = b.what.ReplaceAllString(text, b.with)
 	}
 	return text
@@ -168,5 +174,5 @@ func blank(text string) string {
 // blankName takes machine ids out of a path. The UUIDs of EFI variables stay:
 // they name a vendor.
 func blankName(name string) string {
-	return machineIDs.ReplaceAllString(name, strings.Repeat("0", 32))
+	return machineIDs().ReplaceAllString(name, strings.Repeat("0", 32))
 }

@@ -126,7 +126,6 @@ type server struct {
 	api       *api.Server
 	certs     *api.Certificates
 	listeners []*api.Listener
-	gcPercent int // once it rests
 }
 
 // openServer opens the state, checks it, and takes the listeners. What fails
@@ -144,7 +143,6 @@ func (s *server) open(ctx context.Context) (err error) {
 	if err := makeStateDir(cfg.stateDir); err != nil {
 		return err
 	}
-	s.gcPercent = debug.SetGCPercent(startGCPercent)
 	if s.store, err = store.Open(ctx, store.Options{Path: cfg.Store.Path, Synchronous: strings.ToUpper(cfg.Store.Synchronous)}); err != nil {
 		return err
 	}
@@ -192,14 +190,9 @@ func makeStateDir(dir string) error {
 // closeGrace bounds the end: the listeners take up to 4 s of the 5.
 const closeGrace = time.Second
 
-// Reading the state takes several times the memory that is kept of it. So a
-// server collects more often while it starts, which costs no time that was seen,
-// leaves what it keeps less scattered, and gives the rest back some time after:
-// then the loops have run once, and nobody waits for the start any more.
-const (
-	startGCPercent = 50
-	restAfter      = 2 * time.Second
-)
+// restAfter is when a server gives back the memory that its start took and does
+// not keep: the loops have run once by then, and nobody waits for the start.
+const restAfter = 2 * time.Second
 
 // run serves until the context ends, and closes everything.
 func (s *server) run(ctx context.Context) error {
@@ -210,10 +203,7 @@ func (s *server) run(ctx context.Context) error {
 		reconcile.Run(loops, s.log, reconcile.Tasks(s.control, time.Duration(s.cfg.Reconcile.Interval), time.Duration(s.cfg.Reconcile.PendingRetry)))
 	}()
 	defer context.AfterFunc(ctx, func() { host.Notify("STOPPING=1") })()
-	defer time.AfterFunc(restAfter, func() {
-		debug.SetGCPercent(s.gcPercent)
-		debug.FreeOSMemory()
-	}).Stop()
+	defer time.AfterFunc(restAfter, debug.FreeOSMemory).Stop()
 	host.Notify("READY=1") // the listeners are open: who comes before Serve waits
 	err := s.api.Serve(ctx, s.listeners...)
 	stop()
