@@ -211,6 +211,12 @@ func (c *Control) write(ctx context.Context, who appliance.Caller, action applia
 	return c.deny(ctx, who, action, tenant, subject, c.Store.Write(ctx, fn))
 }
 
+// writeChecked is write for a verb that changes nothing before everything that
+// could refuse it was checked.
+func (c *Control) writeChecked(ctx context.Context, who appliance.Caller, action appliance.Action, tenant, subject string, fn func(tx *store.Tx) error) error {
+	return c.deny(ctx, who, action, tenant, subject, c.Store.WriteChecked(ctx, fn))
+}
+
 // deny gives the error back, and keeps the trail of a write that was denied.
 func (c *Control) deny(ctx context.Context, who appliance.Caller, action appliance.Action, tenant, subject string, err error) error {
 	if appliance.CodeOf(err) != appliance.AccessDenied {

@@ -20,7 +20,7 @@ func (c *Control) CreateReservation(ctx context.Context, who appliance.Caller, i
 	if there, found, err := c.repeated(ctx, who, in); found || err != nil {
 		return there, err
 	}
-	err = c.write(ctx, who, appliance.ReservationsCreate, in.TenantID, in.PoolID, func(tx *store.Tx) error {
+	err = c.writeChecked(ctx, who, appliance.ReservationsCreate, in.TenantID, in.PoolID, func(tx *store.Tx) error {
 		r, tr, p, err := c.askedReservation(who, in)
 		if err != nil {
 			return err
@@ -484,7 +484,7 @@ func (c *Control) ListReservations(ctx context.Context, who appliance.Caller, in
 
 // ReleaseReservation ends a reservation. Releasing again changes nothing.
 func (c *Control) ReleaseReservation(ctx context.Context, who appliance.Caller, in appliance.ReservationRef) (out appliance.Reservation, err error) {
-	err = c.write(ctx, who, appliance.ReservationsManage, in.TenantID, in.ReservationID, func(tx *store.Tx) error {
+	err = c.writeChecked(ctx, who, appliance.ReservationsManage, in.TenantID, in.ReservationID, func(tx *store.Tx) error {
 		r, tr, err := c.mayOwn(tx, who, appliance.ReservationsManage, in.TenantID, in.ReservationID)
 		if err != nil {
 			return err

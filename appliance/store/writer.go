@@ -55,6 +55,7 @@ type writer struct {
 type request struct {
 	ctx    context.Context
 	fn     func(*Tx) error
+	bare   bool // without a savepoint: see WriteChecked
 	state  atomic.Int32
 	answer chan error // room for one, so that the writer never waits for a caller
 	timer  *time.Timer
@@ -90,13 +91,24 @@ var requests = sync.Pool{New: func() any {
 // not run; after that the answer is that of the commit. When the disk is stuck
 // longer than Options.WriteWait the answer is Unavailable, with the reason
 // NotStarted, or OutcomeUnknown if fn had run: then the write may yet be made.
-func (s *Store) Write(ctx context.Context, fn func(*Tx) error) error {
+func (s *Store) Write(ctx context.Context, fn func(*Tx) error) error { return s.write(ctx, fn, false) }
+
+// WriteChecked is Write for a function that has checked whatever could refuse it
+// before it changes its first row: it needs no savepoint, which would copy each
+// page that it changes. Should it fail after that all the same (it has a fault, or the disk
+// has), then what shares its transaction falls with it, and is answered
+// Unavailable with the reason NotStarted.
+func (s *Store) WriteChecked(ctx context.Context, fn func(*Tx) error) error {
+	return s.write(ctx, fn, true)
+}
+
+func (s *Store) write(ctx context.Context, fn func(*Tx) error, bare bool) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
 	w := &s.writer
 	r := requests.Get().(*request)
-	r.ctx, r.fn, r.err, r.onFirm = ctx, fn, nil, false
+	r.ctx, r.fn, r.bare, r.err, r.onFirm = ctx, fn, bare, nil, false
 	r.state.Store(stateWaiting)
 	r.timer.Reset(w.limit)
 	if err := w.enter(ctx, r); err != nil {
@@ -225,7 +237,7 @@ func (w *writer) run(r *request) {
 		return
 	}
 	r.onFirm = w.kept == 0
-	if r.err = w.open(); r.err != nil {
+	if r.err = w.open(r.bare); r.err != nil {
 		return
 	}
 	undo, done, topics := len(w.undo), len(w.done), len(w.topics)
@@ -237,10 +249,10 @@ func (w *writer) run(r *request) {
 			return
 		}
 		w.done, w.topics = cut(w.done, done), w.topics[:topics]
-		w.takeBack(r, undo, tx.fatal)
+		w.takeBack(r, undo, &tx)
 	}()
 	r.err = tx.call(r.fn)
-	if r.err == nil && w.kept > 0 {
+	if r.err == nil && w.kept > 0 && !r.bare {
 		r.err = worded(w.c.exec("RELEASE w"))
 	}
 	if r.err == nil {
@@ -250,9 +262,13 @@ func (w *writer) run(r *request) {
 	}
 }
 
-// open begins the transaction if none is open, and else a savepoint.
-func (w *writer) open() error {
+// open begins the transaction if none is open, and else a savepoint, unless the
+// write is to go without.
+func (w *writer) open(bare bool) error {
 	if w.inTx {
+		if bare {
+			return nil
+		}
 		return worded(w.c.exec("SAVEPOINT w"))
 	}
 	err := w.c.exec("BEGIN IMMEDIATE")
@@ -279,9 +295,17 @@ func (tx *Tx) call(fn func(*Tx) error) (err error) {
 }
 
 // takeBack rolls back the write r alone, whose Undo functions begin at undo.
-func (w *writer) takeBack(r *request, undo int, fatal error) {
-	if w.kept == 0 {
+func (w *writer) takeBack(r *request, undo int, tx *Tx) {
+	switch {
+	case w.kept == 0:
 		w.rollBack()
+		return
+	case r.bare && !tx.wrote && tx.fatal == nil: // it left nothing in the transaction
+		w.undoTo(undo)
+		return
+	case r.bare:
+		r.onFirm = true // its error is its own
+		w.fail(cmp.Or(tx.fatal, errFellWith))
 		return
 	}
 	err := w.c.exec("ROLLBACK TO w")
@@ -289,11 +313,16 @@ func (w *writer) takeBack(r *request, undo int, fatal error) {
 		err = w.c.exec("RELEASE w")
 	}
 	if err != nil { // SQLite has ended the transaction, or cannot go back: the others fall with this one
-		w.fail(cmp.Or(fatal, worded(err)))
+		w.fail(cmp.Or(tx.fatal, worded(err)))
 		return
 	}
 	w.undoTo(undo)
 }
+
+// errFellWith answers those who shared a transaction with a write that should not
+// have failed.
+var errFellWith error = appliance.Refuse(appliance.Unavailable, "",
+	"another write, which shared the transaction of this one, failed; nothing of this one was kept, try again").WithReason("NotStarted")
 
 // fail takes the batch back as a whole. Whoever was in it is answered err,
 // but those whose own error stood on nothing that is now undone.

@@ -1,6 +1,7 @@
 package store
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,7 +14,8 @@ import (
 	"time"
 
 	"github.com/bettercompute/bc/appliance"
-	"github.com/google/go-cmp/cmp"
+	gocmp "github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 )
 
 var errHeld = errors.New("held")
@@ -48,12 +50,23 @@ func hold(t *testing.T, s *Store) (letGo func()) {
 // together runs writes in one batch, in order, and gives their answers.
 func together(t *testing.T, s *Store, fns ...func(*Tx) error) []error {
 	t.Helper()
+	var writes []func() error
+	for _, fn := range fns {
+		writes = append(writes, func() error { return s.Write(context.Background(), fn) })
+	}
+	return atOnce(t, s, writes...)
+}
+
+// atOnce makes calls that write so that they run in one batch, in order, and
+// gives their answers.
+func atOnce(t *testing.T, s *Store, writes ...func() error) []error {
+	t.Helper()
 	s.writer.takeAll = true
 	letGo := hold(t, s)
-	answers := make([]error, len(fns))
+	answers := make([]error, len(writes))
 	var wg sync.WaitGroup
-	for i, fn := range fns {
-		wg.Go(func() { answers[i] = s.Write(context.Background(), fn) })
+	for i, write := range writes {
+		wg.Go(func() { answers[i] = write() })
 		for len(s.writer.queue) <= i {
 			runtime.Gosched()
 		}
@@ -102,7 +115,7 @@ func TestABatchLeavesAnEighthOfThoseWhoWait(t *testing.T) {
 	}
 	letGo()
 	all.Wait()
-	if diff := cmp.Diff([]int{56, 7, 1}, sizes); diff != "" {
+	if diff := gocmp.Diff([]int{56, 7, 1}, sizes); diff != "" {
 		t.Errorf("batches of 64 that wait and do not come back (-want +got):\n%s", diff)
 	}
 }
@@ -158,14 +171,14 @@ func TestOneWritesEndTakesBackItsOwnAlone(t *testing.T) {
 				if name == "panic" && (!strings.Contains(fmt.Sprint(answers[place]), "oops") || appliance.CodeOf(answers[place]) != appliance.Internal) {
 					t.Errorf("a panic was answered %v", answers[place])
 				}
-				if diff := cmp.Diff([]int{1, 2, 3}, ids(t, s)); diff != "" {
+				if diff := gocmp.Diff([]int{1, 2, 3}, ids(t, s)); diff != "" {
 					t.Errorf("rows: %s", diff)
 				}
-				if diff := cmp.Diff([]string{"b", "a"}, undone); diff != "" {
+				if diff := gocmp.Diff([]string{"b", "a"}, undone); diff != "" {
 					t.Errorf("Undo: %s", diff)
 				}
 				if name != "goexit" { // it ends the batch where it stands, so the order is the same but in two commits
-					if diff := cmp.Diff([]string{"2", "3"}, done); diff != "" {
+					if diff := gocmp.Diff([]string{"2", "3"}, done); diff != "" {
 						t.Errorf("Done: %s", diff)
 					}
 				}
@@ -176,6 +189,90 @@ func TestOneWritesEndTakesBackItsOwnAlone(t *testing.T) {
 				}
 				if err := s.Write(t.Context(), insert(4)); err != nil {
 					t.Errorf("the next write: %v", err)
+				}
+			})
+		}
+	}
+}
+
+// A write that has checked everything before it changes a row and is refused
+// takes nothing with it. One that fails later, as it should not, takes back what
+// came before it in the transaction, which is told so, and nothing else.
+func TestACheckedWriteIsTakenBackWithoutASavepoint(t *testing.T) {
+	refusal := errors.New("no")
+	for name, c := range map[string]struct {
+		bad   func(*Tx) error
+		falls bool // what shares the transaction
+	}{
+		"refused":              {func(*Tx) error { return refusal }, false},
+		"refused by the file":  {insert(1), false},
+		"panic at once":        {func(*Tx) error { panic("oops") }, false},
+		"fails with a row":     {func(tx *Tx) error { return cmp.Or(insert(66)(tx), refusal) }, true},
+		"fails at a later row": {func(tx *Tx) error { return cmp.Or(insert(66)(tx), insert(1)(tx)) }, true},
+		"panic with a row":     {func(tx *Tx) error { _ = insert(66)(tx); panic("oops") }, true},
+		"fails with open rows": {func(tx *Tx) error {
+			rows, err := tx.Query("INSERT INTO rows (id) VALUES (70), (71) RETURNING id")
+			if err != nil || !rows.Next() {
+				return fmt.Errorf("no rows: %v", err)
+			}
+			return refusal
+		}, true},
+	} {
+		for place := range 4 {
+			t.Run(fmt.Sprint(name, " at ", place), func(t *testing.T) {
+				s := openTest(t, Options{})
+				if err := s.Write(t.Context(), insert(1)); err != nil {
+					t.Fatal(err)
+				}
+				var undone, done []int
+				good := func(id int) func(*Tx) error {
+					return func(tx *Tx) error {
+						tx.Undo(func() { undone = append(undone, id) })
+						tx.Done(func() { done = append(done, id) })
+						return insert(id)(tx)
+					}
+				}
+				writes := []func() error{
+					func() error { return s.WriteChecked(context.Background(), good(2)) },
+					func() error { return s.Write(context.Background(), good(3)) },
+					func() error { return s.WriteChecked(context.Background(), good(4)) },
+				}
+				writes = slices.Insert(writes, place, func() error {
+					return s.WriteChecked(context.Background(), func(tx *Tx) error {
+						tx.Undo(func() { undone = append(undone, 66) })
+						tx.Done(func() { done = append(done, 66) })
+						return c.bad(tx)
+					})
+				})
+				kept, takenBack := []int{2, 3, 4}, []int{66}
+				if c.falls {
+					kept, takenBack = kept[place:], append(takenBack, kept[:place]...)
+				}
+				slices.Sort(takenBack)
+				for i, err := range atOnce(t, s, writes...) {
+					var told *appliance.Error
+					switch {
+					case i == place:
+						if err == nil || errors.Is(err, errFellWith) {
+							t.Errorf("the write that failed was answered %v", err)
+						}
+					case i < place && c.falls:
+						if !errors.As(err, &told) || told.Code != appliance.Unavailable || told.Reason != "NotStarted" {
+							t.Errorf("write %d before it was answered %v", i, err)
+						}
+					case err != nil:
+						t.Errorf("write %d was answered %v", i, err)
+					}
+				}
+				if diff := gocmp.Diff(append([]int{1}, kept...), ids(t, s)); diff != "" {
+					t.Errorf("rows: %s", diff)
+				}
+				slices.Sort(undone)
+				if diff := gocmp.Diff(takenBack, undone); diff != "" {
+					t.Errorf("Undo: %s", diff)
+				}
+				if diff := gocmp.Diff(kept, done, cmpopts.EquateEmpty()); diff != "" {
+					t.Errorf("Done: %s", diff)
 				}
 			})
 		}
@@ -235,7 +332,7 @@ func TestAFailedCommitAnswersAllAndUndoesAll(t *testing.T) {
 					t.Errorf("answer %d: %v", i, answers[i])
 				}
 			}
-			if diff := cmp.Diff([]int{2, 1}, undone); diff != "" {
+			if diff := gocmp.Diff([]int{2, 1}, undone); diff != "" {
 				t.Errorf("Undo: %s", diff)
 			}
 			if got := ids(t, s); len(got) != 0 {
@@ -276,7 +373,7 @@ func TestACallerThatIsCancelled(t *testing.T) {
 		if err := s.Write(t.Context(), insert(2)); err != nil {
 			t.Fatal(err)
 		}
-		if diff := cmp.Diff([]int{2}, ids(t, s)); diff != "" {
+		if diff := gocmp.Diff([]int{2}, ids(t, s)); diff != "" {
 			t.Error(diff)
 		}
 	})
@@ -290,7 +387,7 @@ func TestACallerThatIsCancelled(t *testing.T) {
 		if err != nil {
 			t.Errorf("got %v for a write that was made", err)
 		}
-		if diff := cmp.Diff([]int{1}, ids(t, s)); diff != "" {
+		if diff := gocmp.Diff([]int{1}, ids(t, s)); diff != "" {
 			t.Error(diff)
 		}
 	})
@@ -314,7 +411,7 @@ func TestAWriteWaitsNoLongerThanTheLimit(t *testing.T) {
 		if err := s.Write(t.Context(), insert(2)); err != nil {
 			t.Fatal(err)
 		}
-		if diff := cmp.Diff([]int{2}, ids(t, s)); diff != "" {
+		if diff := gocmp.Diff([]int{2}, ids(t, s)); diff != "" {
 			t.Error(diff)
 		}
 	})
@@ -329,7 +426,7 @@ func TestAWriteWaitsNoLongerThanTheLimit(t *testing.T) {
 		if err := s.Write(t.Context(), insert(2)); err != nil {
 			t.Fatal(err)
 		}
-		if diff := cmp.Diff([]int{1, 2}, ids(t, s)); diff != "" {
+		if diff := gocmp.Diff([]int{1, 2}, ids(t, s)); diff != "" {
 			t.Error(diff)
 		}
 	})
