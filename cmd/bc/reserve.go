@@ -82,7 +82,10 @@ func createReservation(c *cli.Context) error {
 		if s.tabular() && r.State == appliance.Pending {
 			s.note("It waits: %s\nbc reservations explain %s says more.", r.Message, reservationHandle(r))
 		}
-		return did(s.printer, r, r.ID, "Reservation %s is %s (%s).", reservationHandle(r), r.State, r.ID)
+		if r.Name == "" {
+			return did(s.printer, r, r.ID, "Reservation %s is %s.", r.ID, r.State)
+		}
+		return did(s.printer, r, r.ID, "Reservation %s is %s (%s).", r.Name, r.State, r.ID)
 	}
 	r, err = s.wait(c, r)
 	if err != nil {
