@@ -188,8 +188,8 @@ func (l *lane[T]) end() {
 }
 
 // fill reads nodes, bookings, and what they are compared with, and puts them
-// into the index meanwhile: what is longest, the index, then waits for nothing.
-// Nothing else runs yet that could write.
+// into the index meanwhile, once it has read the tenants and pools that they
+// belong to. Nothing else runs yet that could write.
 func (l *loading) fill(ctx context.Context, x *plan.Index) error {
 	nodes, held := laneOf[store.LoadedNode](8), laneOf[plan.Booking](4096)
 	read := make(chan error, 1)

@@ -53,12 +53,12 @@ type writer struct {
 
 // request is one call of Write.
 type request struct {
-	ctx    context.Context
-	fn     func(*Tx) error
-	bare   bool // without a savepoint: see WriteChecked
-	state  atomic.Int32
-	answer chan error // room for one, so that the writer never waits for a caller
-	timer  *time.Timer
+	ctx     context.Context
+	fn      func(*Tx) error
+	checked bool // see WriteChecked
+	state   atomic.Int32
+	answer  chan error // room for one, so that the writer never waits for a caller
+	timer   *time.Timer
 
 	err    error // the function's own
 	onFirm bool  // err was found with no other write before it in the transaction
@@ -102,13 +102,13 @@ func (s *Store) WriteChecked(ctx context.Context, fn func(*Tx) error) error {
 	return s.write(ctx, fn, true)
 }
 
-func (s *Store) write(ctx context.Context, fn func(*Tx) error, bare bool) error {
+func (s *Store) write(ctx context.Context, fn func(*Tx) error, checked bool) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
 	w := &s.writer
 	r := requests.Get().(*request)
-	r.ctx, r.fn, r.bare, r.err, r.onFirm = ctx, fn, bare, nil, false
+	r.ctx, r.fn, r.checked, r.err, r.onFirm = ctx, fn, checked, nil, false
 	r.state.Store(stateWaiting)
 	r.timer.Reset(w.limit)
 	if err := w.enter(ctx, r); err != nil {
@@ -237,7 +237,7 @@ func (w *writer) run(r *request) {
 		return
 	}
 	r.onFirm = w.kept == 0
-	if r.err = w.open(r.bare); r.err != nil {
+	if r.err = w.open(r.checked); r.err != nil {
 		return
 	}
 	undo, done, topics := len(w.undo), len(w.done), len(w.topics)
@@ -252,7 +252,7 @@ func (w *writer) run(r *request) {
 		w.takeBack(r, undo, &tx)
 	}()
 	r.err = tx.call(r.fn)
-	if r.err == nil && w.kept > 0 && !r.bare {
+	if r.err == nil && w.kept > 0 && !r.checked {
 		r.err = worded(w.c.exec("RELEASE w"))
 	}
 	if r.err == nil {
@@ -262,11 +262,11 @@ func (w *writer) run(r *request) {
 	}
 }
 
-// open begins the transaction if none is open, and else a savepoint, unless the
-// write is to go without.
-func (w *writer) open(bare bool) error {
+// open begins the transaction if none is open, and else a savepoint, which a
+// checked write goes without.
+func (w *writer) open(checked bool) error {
 	if w.inTx {
-		if bare {
+		if checked {
 			return nil
 		}
 		return worded(w.c.exec("SAVEPOINT w"))
@@ -300,10 +300,10 @@ func (w *writer) takeBack(r *request, undo int, tx *Tx) {
 	case w.kept == 0:
 		w.rollBack()
 		return
-	case r.bare && !tx.wrote && tx.fatal == nil: // it left nothing in the transaction
+	case r.checked && !tx.wrote && tx.fatal == nil: // it left nothing in the transaction
 		w.undoTo(undo)
 		return
-	case r.bare:
+	case r.checked:
 		r.onFirm = true // its error is its own
 		w.fail(cmp.Or(tx.fatal, errFellWith))
 		return

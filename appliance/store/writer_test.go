@@ -1,7 +1,6 @@
 package store
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,7 +13,7 @@ import (
 	"time"
 
 	"github.com/bettercompute/bc/appliance"
-	gocmp "github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 )
 
@@ -115,7 +114,7 @@ func TestABatchLeavesAnEighthOfThoseWhoWait(t *testing.T) {
 	}
 	letGo()
 	all.Wait()
-	if diff := gocmp.Diff([]int{56, 7, 1}, sizes); diff != "" {
+	if diff := cmp.Diff([]int{56, 7, 1}, sizes); diff != "" {
 		t.Errorf("batches of 64 that wait and do not come back (-want +got):\n%s", diff)
 	}
 }
@@ -171,14 +170,14 @@ func TestOneWritesEndTakesBackItsOwnAlone(t *testing.T) {
 				if name == "panic" && (!strings.Contains(fmt.Sprint(answers[place]), "oops") || appliance.CodeOf(answers[place]) != appliance.Internal) {
 					t.Errorf("a panic was answered %v", answers[place])
 				}
-				if diff := gocmp.Diff([]int{1, 2, 3}, ids(t, s)); diff != "" {
+				if diff := cmp.Diff([]int{1, 2, 3}, ids(t, s)); diff != "" {
 					t.Errorf("rows: %s", diff)
 				}
-				if diff := gocmp.Diff([]string{"b", "a"}, undone); diff != "" {
+				if diff := cmp.Diff([]string{"b", "a"}, undone); diff != "" {
 					t.Errorf("Undo: %s", diff)
 				}
 				if name != "goexit" { // it ends the batch where it stands, so the order is the same but in two commits
-					if diff := gocmp.Diff([]string{"2", "3"}, done); diff != "" {
+					if diff := cmp.Diff([]string{"2", "3"}, done); diff != "" {
 						t.Errorf("Done: %s", diff)
 					}
 				}
@@ -207,8 +206,8 @@ func TestACheckedWriteIsTakenBackWithoutASavepoint(t *testing.T) {
 		"refused":              {func(*Tx) error { return refusal }, false},
 		"refused by the file":  {insert(1), false},
 		"panic at once":        {func(*Tx) error { panic("oops") }, false},
-		"fails with a row":     {func(tx *Tx) error { return cmp.Or(insert(66)(tx), refusal) }, true},
-		"fails at a later row": {func(tx *Tx) error { return cmp.Or(insert(66)(tx), insert(1)(tx)) }, true},
+		"fails with a row":     {func(tx *Tx) error { return errors.Join(insert(66)(tx), refusal) }, true},
+		"fails at a later row": {func(tx *Tx) error { return errors.Join(insert(66)(tx), insert(1)(tx)) }, true},
 		"panic with a row":     {func(tx *Tx) error { _ = insert(66)(tx); panic("oops") }, true},
 		"fails with open rows": {func(tx *Tx) error {
 			rows, err := tx.Query("INSERT INTO rows (id) VALUES (70), (71) RETURNING id")
@@ -264,14 +263,14 @@ func TestACheckedWriteIsTakenBackWithoutASavepoint(t *testing.T) {
 						t.Errorf("write %d was answered %v", i, err)
 					}
 				}
-				if diff := gocmp.Diff(append([]int{1}, kept...), ids(t, s)); diff != "" {
+				if diff := cmp.Diff(append([]int{1}, kept...), ids(t, s)); diff != "" {
 					t.Errorf("rows: %s", diff)
 				}
 				slices.Sort(undone)
-				if diff := gocmp.Diff(takenBack, undone); diff != "" {
+				if diff := cmp.Diff(takenBack, undone); diff != "" {
 					t.Errorf("Undo: %s", diff)
 				}
-				if diff := gocmp.Diff(kept, done, cmpopts.EquateEmpty()); diff != "" {
+				if diff := cmp.Diff(kept, done, cmpopts.EquateEmpty()); diff != "" {
 					t.Errorf("Done: %s", diff)
 				}
 			})
@@ -332,7 +331,7 @@ func TestAFailedCommitAnswersAllAndUndoesAll(t *testing.T) {
 					t.Errorf("answer %d: %v", i, answers[i])
 				}
 			}
-			if diff := gocmp.Diff([]int{2, 1}, undone); diff != "" {
+			if diff := cmp.Diff([]int{2, 1}, undone); diff != "" {
 				t.Errorf("Undo: %s", diff)
 			}
 			if got := ids(t, s); len(got) != 0 {
@@ -373,7 +372,7 @@ func TestACallerThatIsCancelled(t *testing.T) {
 		if err := s.Write(t.Context(), insert(2)); err != nil {
 			t.Fatal(err)
 		}
-		if diff := gocmp.Diff([]int{2}, ids(t, s)); diff != "" {
+		if diff := cmp.Diff([]int{2}, ids(t, s)); diff != "" {
 			t.Error(diff)
 		}
 	})
@@ -387,7 +386,7 @@ func TestACallerThatIsCancelled(t *testing.T) {
 		if err != nil {
 			t.Errorf("got %v for a write that was made", err)
 		}
-		if diff := gocmp.Diff([]int{1}, ids(t, s)); diff != "" {
+		if diff := cmp.Diff([]int{1}, ids(t, s)); diff != "" {
 			t.Error(diff)
 		}
 	})
@@ -411,7 +410,7 @@ func TestAWriteWaitsNoLongerThanTheLimit(t *testing.T) {
 		if err := s.Write(t.Context(), insert(2)); err != nil {
 			t.Fatal(err)
 		}
-		if diff := gocmp.Diff([]int{2}, ids(t, s)); diff != "" {
+		if diff := cmp.Diff([]int{2}, ids(t, s)); diff != "" {
 			t.Error(diff)
 		}
 	})
@@ -426,7 +425,7 @@ func TestAWriteWaitsNoLongerThanTheLimit(t *testing.T) {
 		if err := s.Write(t.Context(), insert(2)); err != nil {
 			t.Fatal(err)
 		}
-		if diff := gocmp.Diff([]int{1, 2}, ids(t, s)); diff != "" {
+		if diff := cmp.Diff([]int{1, 2}, ids(t, s)); diff != "" {
 			t.Error(diff)
 		}
 	})
