@@ -26,8 +26,12 @@ func (t Time) MarshalText() ([]byte, error) {
 
 // MarshalJSON keeps time.Time's own form from being promoted.
 func (t Time) MarshalJSON() ([]byte, error) {
-	b := append(make([]byte, 0, len(timeLayout)+2), '"')
-	return append(t.UTC().AppendFormat(b, timeLayout), '"'), nil
+	return t.AppendJSON(make([]byte, 0, len(timeLayout)+2)), nil
+}
+
+// AppendJSON appends the instant as a JSON string.
+func (t Time) AppendJSON(b []byte) []byte {
+	return append(t.UTC().AppendFormat(append(b, '"'), timeLayout), '"')
 }
 
 // UnmarshalText reads RFC 3339 with any offset.

@@ -269,6 +269,28 @@ type reservationFacts struct {
 	State     appliance.ReservationState `json:"state"`
 }
 
+// AppendJSON appends the facts as their tags say.
+func (f *reservationFacts) AppendJSON(b []byte) []byte {
+	b = append(b, '{')
+	if f.ExpiresAt != nil {
+		b = append(f.ExpiresAt.AppendJSON(append(b, `"expiresAt":`...)), ',')
+	}
+	b = appliance.AppendQuoted(append(b, `"id":`...), f.ID)
+	if f.Name != "" {
+		b = appliance.AppendQuoted(append(b, `,"name":`...), f.Name)
+	}
+	if len(f.Nodes) > 0 {
+		b = appliance.AppendQuotedList(append(b, `,"nodes":`...), f.Nodes)
+	}
+	b = appliance.AppendQuoted(append(b, `,"poolId":`...), f.PoolID)
+	if f.Reason != "" {
+		b = appliance.AppendQuoted(append(b, `,"reason":`...), f.Reason)
+	}
+	b = f.Resources.AppendJSON(append(b, `,"resources":`...))
+	b = appliance.AppendQuoted(append(b, `,"state":`...), string(f.State))
+	return append(b, '}')
+}
+
 func reservationEvent(r appliance.Reservation) *reservationFacts {
 	data := &reservationFacts{ID: r.ID, Name: r.Name, PoolID: r.PoolID, Reason: r.Reason, Resources: r.Resources, State: r.State}
 	for _, p := range r.Placements {

@@ -69,6 +69,10 @@ func toJSON(v any) string {
 	b := texts.Get().(*bytes.Buffer)
 	defer texts.Put(b)
 	b.Reset()
+	if v, ok := v.(appliance.JSONAppender); ok {
+		b.Write(v.AppendJSON(b.AvailableBuffer()))
+		return b.String()
+	}
 	if err := json.MarshalWrite(b, v, stored); err != nil {
 		panic("store: " + err.Error()) // a type of ours that JSON cannot hold; the writer answers INTERNAL
 	}
