@@ -348,34 +348,51 @@ func (c *Control) Spec(ctx context.Context, who appliance.Caller, nodeID string,
 	if generation <= after {
 		return spec, false, wait, nil
 	}
-	var reboot *store.Reboot
+	var durable int64
 	err = c.Store.Read(ctx, func(tx *store.Tx) error {
-		// Memory may be a commit ahead of what is read here, and a generation must
-		// never be answered with what was wanted before it.
 		l, err := tx.Ledger(nodeID)
-		if err != nil {
+		if durable = l.Generation; err != nil || durable <= after {
 			return err
 		}
-		rec, err := tx.Node(nodeID)
-		if err != nil {
-			return err
-		}
-		spec, generation = rec.Spec, l.Generation
-		reboot, err = tx.Reboot(nodeID)
+		spec, err = c.readSpec(tx, nodeID)
 		return err
 	})
-	if err != nil {
-		return spec, false, nil, err
+	if err == nil && durable > after && durable != spec.Generation {
+		// Memory is ahead of the file, and may yet be taken back: a node must not
+		// enforce what never was. A write is answered when all that it saw is durable.
+		err = c.Store.Write(ctx, func(tx *store.Tx) (err error) {
+			spec, err = c.readSpec(tx, nodeID)
+			return err
+		})
 	}
-	if generation <= after {
-		return spec, false, wait, nil
+	if err != nil {
+		return wire.NodeSpec{}, false, nil, err
+	}
+	if durable <= after {
+		return wire.NodeSpec{}, false, wait, nil
+	}
+	return spec, true, wait, nil
+}
+
+// readSpec makes a node's spec of what is stored of it, and of its bookings and
+// its generation as memory has them.
+func (c *Control) readSpec(tx *store.Tx, nodeID string) (spec wire.NodeSpec, err error) {
+	rec, err := tx.Node(nodeID)
+	if err != nil {
+		return spec, err
+	}
+	reboot, err := tx.Reboot(nodeID)
+	if err != nil {
+		return spec, err
 	}
 	c.mem.mu.RLock()
 	defer c.mem.mu.RUnlock()
-	if c.mem.nodes[nodeID] == nil { // removed since
-		return spec, false, nil, appliance.NoSuch("node")
+	n := c.mem.nodes[nodeID]
+	if n == nil { // removed since
+		return spec, appliance.NoSuch("node")
 	}
-	spec.Version, spec.Generation = wire.Version, generation
+	spec = rec.Spec
+	spec.Version, spec.Generation = wire.Version, n.generation
 	spec.Bindings = c.mem.bindings(nodeID)
 	if want := spec.Units.MIGLayout; want != nil {
 		layout := *want
@@ -383,7 +400,7 @@ func (c *Control) Spec(ctx context.Context, who appliance.Caller, nodeID string,
 		spec.Units.MIGLayout = &layout
 	}
 	spec.Reboot = wantedReboot(reboot, len(spec.Bindings))
-	return spec, true, wait, nil
+	return spec, nil
 }
 
 // generation is that of a node's NodeSpec.

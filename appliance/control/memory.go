@@ -239,16 +239,23 @@ func (c *Control) flush(tx *store.Tx) error {
 	dirty := sortedKeys(m.dirtyNodes)
 	stayDirty(tx, m.dirtyNodes, dirty)
 	clear(m.dirtyNodes)
+	var ledgers []store.NodeLedger
 	for _, id := range dirty {
-		n := m.nodes[id]
-		if n == nil { // removed in this batch
-			continue
-		}
-		if err := tx.PutLedger(store.NodeLedger{NodeID: id, Generation: n.generation, Resources: m.index.Rows(id)}); err != nil {
-			return err
+		if n := m.nodes[id]; n != nil { // else it was removed in this batch
+			ledgers = append(ledgers, store.NodeLedger{NodeID: id, Generation: n.generation, Resources: m.index.Rows(id)})
 		}
 	}
-	return nil
+	if len(ledgers) == 0 {
+		return nil
+	}
+	return tx.Later(func(tx *store.Tx) error {
+		for _, l := range ledgers {
+			if err := tx.PutLedger(l); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 }
 
 func (c *Control) flushQuotas(tx *store.Tx) error {
@@ -256,14 +263,23 @@ func (c *Control) flushQuotas(tx *store.Tx) error {
 	dirty := slices.Collect(maps.Keys(m.dirtyQuotas))
 	stayDirty(tx, m.dirtyQuotas, dirty)
 	clear(m.dirtyQuotas)
+	used := map[quotaKey]int{}
 	for _, k := range dirty {
 		if q := m.quotas[k]; q != nil {
-			if err := tx.SetQuotaUsed(k.tenant, k.pool, k.resource, q.used); err != nil {
+			used[k] = q.used
+		}
+	}
+	if len(used) == 0 {
+		return nil
+	}
+	return tx.Later(func(tx *store.Tx) error {
+		for k, n := range used {
+			if err := tx.SetQuotaUsed(k.tenant, k.pool, k.resource, n); err != nil {
 				return err
 			}
 		}
-	}
-	return nil
+		return nil
+	})
 }
 
 // stayDirty marks counters again when the write that flushes them is rolled

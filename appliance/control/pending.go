@@ -187,12 +187,15 @@ func (c *Control) retry(tx *store.Tx, id string) error {
 		return err
 	}
 	if t, _ := c.mem.tenant(r.TenantID); t.State == appliance.TenantActive && len(c.mem.short(r.TenantID, p.ID, r.Resources)) == 0 {
-		placed, err := c.tryPlace(tx, tr, p, &r)
+		placed, err := c.tryPlace(tx, p, &r.Reservation)
 		if err != nil {
 			return err
 		}
 		if placed {
 			c.dequeue(tx, r)
+			if err := c.putPlaced(tx, tr, p, r.Reservation); err != nil {
+				return err
+			}
 			if ok, err := tx.UpdateReservation(r, appliance.Pending); err != nil || !ok {
 				return orMoved(err, r.ID)
 			}

@@ -238,23 +238,33 @@ func (c *Control) dryRun(p *pool, r appliance.Reservation) appliance.Reservation
 
 // insertReservation writes a new reservation, placed if it fits.
 func (c *Control) insertReservation(tx *store.Tx, tr trail, p *pool, r appliance.Reservation) (appliance.Reservation, error) {
-	queue, err := tx.Emit(ofPool(c.event(tr, appliance.EventReservationCreated, r.TenantID, r.ID, r.CreatedAt), p), reservationEvent(r))
+	created := ofPool(c.event(tr, appliance.EventReservationCreated, r.TenantID, r.ID, r.CreatedAt), p)
+	says := reservationEvent(r)
+	claim := store.Claim{Reservation: r}
+	placed, err := c.tryPlace(tx, p, &claim.Reservation)
 	if err != nil {
 		return r, err
-	}
-	claim := store.Claim{Reservation: r, Queue: queue}
-	placed, err := c.tryPlace(tx, tr, p, &claim)
-	if err != nil {
-		return r, err
-	}
-	if !placed {
-		claim.Message = "waiting for resources"
-		c.enqueue(tx, claim)
 	}
 	if r.ExpiresAt != nil {
 		c.setExpiry(tx, r.ID, r.ExpiresAt)
 	}
-	return claim.Reservation, tx.InsertReservation(claim)
+	if !placed {
+		if claim.Queue, err = tx.Emit(created, says); err != nil {
+			return r, err
+		}
+		claim.Message = "waiting for resources"
+		c.enqueue(tx, claim)
+		return claim.Reservation, tx.InsertReservation(claim)
+	}
+	return claim.Reservation, tx.Later(func(tx *store.Tx) (err error) {
+		if claim.Queue, err = tx.Emit(created, says); err != nil {
+			return err
+		}
+		if err := c.putPlaced(tx, tr, p, claim.Reservation); err != nil {
+			return err
+		}
+		return tx.InsertReservation(claim)
+	})
 }
 
 // reservationFacts is what a reservation's events say of it.
@@ -299,22 +309,23 @@ func reservationEvent(r appliance.Reservation) *reservationFacts {
 	return data
 }
 
-// tryPlace books a pending reservation if it fits, charges it and tells of it.
-// The caller has checked the quota and writes the row.
-func (c *Control) tryPlace(tx *store.Tx, tr trail, p *pool, r *store.Claim) (bool, error) {
+// tryPlace books a pending reservation in memory if it fits, and charges it. The
+// caller has checked the quota, and writes what follows: putPlaced and the
+// reservation's row.
+func (c *Control) tryPlace(tx *store.Tx, p *pool, r *appliance.Reservation) (bool, error) {
 	m := &c.mem
 	m.mu.Lock()
 	mine := m.turns[p.ID]
 	if mine.id == r.ID {
 		m.index.Keep(mine.nodes, "") // for this decision alone; dequeue ends the turn
 	}
-	d, fits := m.index.Place(request(p, r.Reservation))
+	d, fits := m.index.Place(request(p, *r))
 	if mine.id == r.ID {
 		m.index.Keep(mine.nodes, r.ID)
 	}
 	if fits {
 		r.Placements, r.Booked, r.MIGProfile = d.Placements, d.Booked, d.Profile
-		if err := m.index.Book(bookingOf(r.Reservation)); err != nil {
+		if err := m.index.Book(bookingOf(*r)); err != nil {
 			m.mu.Unlock()
 			return false, err
 		}
@@ -333,15 +344,23 @@ func (c *Control) tryPlace(tx *store.Tx, tr trail, p *pool, r *store.Claim) (boo
 		return false, err
 	}
 	for _, at := range r.Placements {
-		if err := tx.BookAtoms(at.NodeID, id, at.Atoms); err != nil {
-			return false, err
-		}
 		c.dirty(tx, at.NodeID)
 	}
 	now := c.now()
 	r.State, r.PlacedAt, r.Message = appliance.Placed, &now, "placed; waiting for the nodes to confirm"
-	_, err := tx.Emit(ofPool(c.event(tr, appliance.EventReservationPlaced, r.TenantID, id, now), p), reservationEvent(r.Reservation))
-	return true, err
+	return true, nil
+}
+
+// putPlaced writes what a placement changes beside the reservation's own row:
+// its atoms, and the event.
+func (c *Control) putPlaced(tx *store.Tx, tr trail, p *pool, r appliance.Reservation) error {
+	for _, at := range r.Placements {
+		if err := tx.BookAtoms(at.NodeID, r.ID, at.Atoms); err != nil {
+			return err
+		}
+	}
+	_, err := tx.Emit(ofPool(c.event(tr, appliance.EventReservationPlaced, r.TenantID, r.ID, *r.PlacedAt), p), reservationEvent(r))
+	return err
 }
 
 // whyPending says in words why a reservation waits: the quota row that stops

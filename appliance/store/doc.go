@@ -2,9 +2,11 @@
 // SQL of the program is here; nothing above knows that there is SQL.
 //
 // There are two ways in. [Store.Write] hands a function to the one goroutine
-// that owns the writing connection; functions that wait at the same time share
+// that runs all writes; functions that wait at the same time share
 // one durable commit, each in a savepoint of its own, so that a refusal spoils
-// nothing but itself. [Store.Read] runs a function on one of a few read-only
+// nothing but itself. [Store.WriteChecked] is for the few that must be fast: it
+// has no savepoint, and what it leaves to [Tx.Later] is written while the next
+// are decided. [Store.Read] runs a function on one of a few read-only
 // connections, on the snapshot of the last commit. Nothing else opens a
 // transaction.
 //
@@ -15,5 +17,5 @@
 // mattn/go-sqlite3 with -tags mattn, and never both: POSIX file locks belong
 // to the process, so two SQLite libraries in one process drop each other's.
 //
-// Start reading at [Open], then writer.go, then the rows of any noun.
+// Start reading at [Open], then writer.go and scribe.go, then the rows of any noun.
 package store

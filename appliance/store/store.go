@@ -93,12 +93,14 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 		return nil, err
 	}
 	s := &Store{path: path, sync: o.Synchronous, lock: l, closing: make(chan struct{}), slots: make(chan struct{}, o.ReadConns)}
-	s.writer = writer{s: s, c: c, limit: o.WriteWait, budget: batchBudget, copyAt: walCopyPages, queue: make(chan *request, maxWaiting), ended: make(chan struct{})}
+	s.writer = writer{s: s, c: c, limit: o.WriteWait, budget: batchBudget, copyAt: walCopyPages, queue: make(chan *request, maxWaiting), ended: make(chan struct{}),
+		batch: new(batch), toWrite: make(chan *batch, 1), written: make(chan failure, 1)}
 	if crashed { // it may be as long as can be, and more than one crash has made it so
 		s.writer.logged = walCopyPages
 	}
 	s.copier.wake, s.copier.ended = make(chan struct{}, 1), make(chan struct{})
 	go s.copier.run(path, o.Synchronous)
+	go s.writer.scribe()
 	go s.writer.loop()
 	return s, nil
 }

@@ -18,7 +18,9 @@ import (
 type Tx struct {
 	c      *conn
 	ctx    context.Context
-	w      *writer // nil in a read
+	w      *writer  // nil in a read
+	batch  *batch   // of a write, nil in what it left for later
+	of     *request // whose write it is
 	open   []*Rows
 	wrote  bool  // some row was changed
 	single bool  // one query alone: see ReadOne
@@ -82,18 +84,21 @@ func (tx *Tx) QueryRow(query string, args ...any) Row {
 // of one write run last to first, on the writer's goroutine, when the write is
 // rolled back, be it for its own error or because the shared commit failed.
 // They must not panic: memory would no longer equal the rows, so the process ends.
-func (tx *Tx) Undo(f func()) { tx.w.undo = append(tx.w.undo, f) }
+func (tx *Tx) Undo(f func()) { tx.batch.undo = append(tx.batch.undo, f) }
 
 // Done gives a function that runs on the writer's goroutine once the write is
 // durable, before Write returns. It must be short, for the next writes wait,
 // must not call Write, and must not panic.
-func (tx *Tx) Done(f func()) { tx.w.done = append(tx.w.done, f) }
+func (tx *Tx) Done(f func()) { tx.batch.done = append(tx.batch.done, f) }
 
 // Touch names something that this write changed, such as a pool's id, for those
 // who wait with [Store.ChangedIn].
-func (tx *Tx) Touch(topic string) { tx.w.topics = append(tx.w.topics, topic) }
+func (tx *Tx) Touch(topic string) { tx.batch.topics = append(tx.batch.topics, topic) }
 
 func (tx *Tx) prepare(query string, args []any) (*stmt, error) {
+	if tx.batch != nil && tx.fatal == nil {
+		tx.fatal = tx.reach()
+	}
 	if tx.fatal != nil {
 		return nil, tx.fatal
 	}

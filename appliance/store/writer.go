@@ -22,33 +22,51 @@ const (
 	commitPages = 6
 )
 
-// writer owns the writing connection. Its loop takes a write, begins a
-// transaction, runs the write and whatever else waits, commits once, and then
-// answers them all. It never waits for company: a lone write is committed at once.
+// writer runs the writes. Its loop takes a write, runs it and whatever else
+// waits, commits them once, and then answers them all. It never waits for
+// company: a lone write is committed at once.
+//
+// Of many that wait it runs a batch while the scribe writes the one before: see
+// scribe.go.
 type writer struct {
 	s      *Store
-	c      *conn
 	queue  chan *request
 	limit  time.Duration // of a caller's wait
 	budget time.Duration // after which a batch takes no further write
-	ended  chan struct{} // closed when the loop has answered everyone
+	ended  chan struct{} // closed when the loop has answered everyone, and the scribe has put the pen down
 	quit   atomic.Bool   // answer those who wait instead of running them
 
 	takeAll bool // in tests: leave nobody who waits to the next batch
 
 	beforeCommit func(*Tx) error
 
-	// of the batch at hand
-	batch  []*request
-	undo   []func()
-	done   []func()
-	topics []string
-	inTx   bool
-	kept   int // writes that succeeded and stand in the transaction
-	wrote  bool
+	batch *batch   // the one at hand
+	sent  *batch   // the one that the scribe has, nil if none
+	free  []*batch // to be used again
 
+	holds   bool         // the loop holds the pen
+	toWrite chan *batch  // to the scribe
+	written chan failure // from the scribe, of the one that was sent
+	early   *failure     // that came while a write ran, and is looked at after it
+	broken  failure      // of rows that were to be written while a write ran
+
+	pen    sync.Mutex // of whoever uses what follows
+	c      *conn
+	inTx   bool
 	logged int // about how many pages the log has grown by since it was copied
 	copyAt int // at how many it is copied
+}
+
+// batch is the writes that share one commit.
+type batch struct {
+	requests []*request
+	began    time.Time
+	undo     []func()
+	done     []func()
+	topics   []string
+	rows     []rows // that are not written yet
+	kept     int    // writes that succeeded
+	wrote    bool   // some row was or will be changed
 }
 
 // request is one call of Write.
@@ -188,88 +206,108 @@ func (w *writer) loop() {
 	returned := false
 	defer func() {
 		if !returned { // a write called runtime.Goexit, as a test's Fatal does: it ends this goroutine, not the service
-			w.end()
 			go w.loop()
 			return
 		}
-		close(w.ended)
+		close(w.toWrite)
 	}()
-	for r := range w.queue {
-		w.serve(r)
+	for w.step() {
 	}
 	returned = true
 }
 
-// serve runs one batch, of which r is the first write. It leaves an eighth of
-// many who wait to the next: callers that were all answered at once would all be
-// away at once, the writer would be idle until the first came back, and then
-// commit that one alone while the others came back to wait. More is not left,
-// for each batch costs a sync.
-func (w *writer) serve(r *request) {
-	start := time.Now()
-	w.run(r)
-	for len(w.batch) < maxBatch && (w.takeAll || 7*len(w.queue) > len(w.batch)) && time.Since(start) < w.budget {
-		select {
-		case next, ok := <-w.queue:
-			if !ok {
-				w.end()
-				return
-			}
-			w.run(next)
-			continue
-		default:
-		}
-		break
+// step runs a write, ends the batch at hand, or answers the one that the scribe
+// had, whatever is to be done. It tells whether there is more to come.
+//
+// A batch ends when the scribe has none and few wait. It leaves an eighth of many
+// who wait to the next: callers that were all answered at once would all be away
+// at once, the writer would be idle until the first came back, and then commit
+// that one alone while the others came back to wait. More is not left, for each
+// batch costs a sync.
+func (w *writer) step() bool {
+	n := len(w.batch.requests)
+	full := n >= maxBatch || n > 0 && time.Since(w.batch.began) >= w.budget
+	few := 7*len(w.queue) <= n && !(w.takeAll && len(w.queue) > 0)
+	if w.sent == nil && n > 0 && (full || few) {
+		w.end()
+		return true
 	}
-	w.end()
+	queue := w.queue
+	if full {
+		queue = nil
+	}
+	select {
+	case f := <-w.written:
+		w.settle(f)
+	case r, ok := <-queue:
+		switch {
+		case ok:
+			w.run(r)
+		case w.sent != nil:
+			w.settle(<-w.written)
+		default:
+			return false
+		}
+	}
+	return true
 }
 
-// run runs one write within the batch's transaction. The first that is kept
-// needs no savepoint, for taking it back is taking everything back.
+// run runs one write of the batch at hand. One that is not checked runs in a
+// savepoint, but for the first: to take it back is to take everything back.
 func (w *writer) run(r *request) {
 	if !r.state.CompareAndSwap(stateWaiting, stateRunning) {
 		return // its caller has gone
 	}
-	w.batch = append(w.batch, r)
+	defer w.settleEarly()
 	defer r.state.Store(stateRan)
+	if !r.checked {
+		w.reach()
+	}
+	b := w.batch
+	if len(b.requests) == 0 {
+		b.began = time.Now()
+	}
+	b.requests = append(b.requests, r)
 	if w.quit.Load() {
 		r.err, r.onFirm = shuttingDown(), true
 		return
 	}
-	r.onFirm = w.kept == 0
-	if r.err = w.open(r.checked); r.err != nil {
-		return
-	}
-	undo, done, topics := len(w.undo), len(w.done), len(w.topics)
-	tx := Tx{c: w.c, ctx: context.Background(), w: w}
-	r.err = fmt.Errorf("store: a write ended its goroutine") // unless call returns
-	kept := false
-	defer func() {
-		if kept {
+	r.onFirm = b.kept == 0 && w.sent == nil
+	if !r.checked {
+		if r.err = w.open(); r.err != nil {
 			return
 		}
-		w.done, w.topics = cut(w.done, done), w.topics[:topics]
-		w.takeBack(r, undo, &tx)
+	}
+	tx := Tx{c: w.c, ctx: context.Background(), w: w, batch: b, of: r}
+	before := b.mark()
+	r.err = fmt.Errorf("store: a write ended its goroutine") // unless call returns
+	defer func() {
+		if r.err != nil {
+			w.takeBack(r, before, &tx)
+		}
 	}()
 	r.err = tx.call(r.fn)
-	if r.err == nil && w.kept > 0 && !r.checked {
+	if r.err == nil && b.kept > 0 && !r.checked {
 		r.err = worded(w.c.exec("RELEASE w"))
 	}
 	if r.err == nil {
-		kept = true
-		w.kept++
-		w.wrote = w.wrote || tx.wrote
+		b.kept++
+		b.wrote = b.wrote || tx.wrote
 	}
 }
 
-// open begins the transaction if none is open, and else a savepoint, which a
-// checked write goes without.
-func (w *writer) open(checked bool) error {
+// open begins the transaction if none is open, and else a savepoint.
+func (w *writer) open() error {
 	if w.inTx {
-		if checked {
-			return nil
-		}
 		return worded(w.c.exec("SAVEPOINT w"))
+	}
+	return w.begin()
+}
+
+// begin begins the transaction if none is open.
+func (w *writer) begin() error {
+	if w.inTx {
+		return nil
 	}
 	err := w.c.exec("BEGIN IMMEDIATE")
 	if resultCode(err)&0xff == codeError { // a rollback that failed earlier left a transaction open
@@ -294,113 +332,168 @@ func (tx *Tx) call(fn func(*Tx) error) (err error) {
 	return fn(tx)
 }
 
-// takeBack rolls back the write r alone, whose Undo functions begin at undo.
-func (w *writer) takeBack(r *request, undo int, tx *Tx) {
+// takeBack takes back the write r alone, before which the batch was as marked,
+// or the whole batch where r cannot be told from the rest in the transaction.
+func (w *writer) takeBack(r *request, before mark, tx *Tx) {
+	b := w.batch
 	switch {
-	case w.kept == 0:
+	case b.kept == 0: // nothing else is in the transaction
 		w.rollBack()
-		return
-	case r.checked && !tx.wrote && tx.fatal == nil: // it left nothing in the transaction
-		w.undoTo(undo)
-		return
+		w.putDown()
+		b.cut(before)
+	case !w.holds, r.checked && !tx.wrote && tx.fatal == nil: // nothing of it is
+		b.cut(before)
 	case r.checked:
 		r.onFirm = true // its error is its own
-		w.fail(cmp.Or(tx.fatal, errFellWith))
-		return
+		w.fall(failure{err: cmp.Or(tx.fatal, errFellWith)})
+	default:
+		err := w.c.exec("ROLLBACK TO w")
+		if err == nil {
+			err = w.c.exec("RELEASE w")
+		}
+		if err != nil { // SQLite has ended the transaction, or cannot go back
+			w.fall(failure{err: cmp.Or(tx.fatal, worded(err))})
+			return
+		}
+		b.cut(before)
 	}
-	err := w.c.exec("ROLLBACK TO w")
-	if err == nil {
-		err = w.c.exec("RELEASE w")
-	}
-	if err != nil { // SQLite has ended the transaction, or cannot go back: the others fall with this one
-		w.fail(cmp.Or(tx.fatal, worded(err)))
-		return
-	}
-	w.undoTo(undo)
 }
 
 // errFellWith answers those who shared a transaction with a write that should not
-// have failed.
+// have failed, or who stood on one.
 var errFellWith error = appliance.Refuse(appliance.Unavailable, "",
 	"another write, which shared the transaction of this one, failed; nothing of this one was kept, try again").WithReason("NotStarted")
 
-// fail takes the batch back as a whole. Whoever was in it is answered err,
-// but those whose own error stood on nothing that is now undone.
-func (w *writer) fail(err error) {
+// fall takes back the whole batch at hand: for its rows that could not be
+// written, if there are such, or else for f.
+func (w *writer) fall(f failure) {
+	if w.broken.err != nil {
+		f, w.broken = w.broken, failure{}
+	}
 	w.rollBack()
-	for _, r := range w.batch {
-		if r.err == nil || !r.onFirm {
-			r.err = err
-		}
-	}
+	w.batch.fail(f)
 }
 
-// rollBack ends the transaction without a trace, in the file and in memory.
+// rollBack ends the transaction, if the loop has one, without a trace in the file.
 func (w *writer) rollBack() {
-	if w.inTx {
-		_ = w.c.exec("ROLLBACK") // it fails only if SQLite has rolled back already; see open
+	if w.holds && w.inTx {
+		_ = w.c.exec("ROLLBACK") // it fails only if SQLite has rolled back already; see begin
+		w.inTx = false
 	}
-	w.undoTo(0)
-	w.done, w.topics = cut(w.done, 0), w.topics[:0]
-	w.inTx, w.kept, w.wrote = false, 0, false
 }
 
-// undoTo runs the Undo functions from the last down to the n-th.
-func (w *writer) undoTo(n int) {
-	for i := len(w.undo) - 1; i >= n; i-- {
-		w.undo[i]()
+// mark is how far a batch had come.
+type mark struct{ undo, done, topics, rows int }
+
+func (b *batch) mark() mark { return mark{len(b.undo), len(b.done), len(b.topics), len(b.rows)} }
+
+// cut takes a batch back to a mark, running the Undo functions from the last down.
+func (b *batch) cut(m mark) {
+	for i := len(b.undo) - 1; i >= m.undo; i-- {
+		b.undo[i]()
 	}
-	w.undo = cut(w.undo, n)
+	b.shorten(m)
 }
 
-// cut shortens a list and lets go of what it held.
-func cut(list []func(), n int) []func() {
+// shorten lets go of what came after a mark. Rows may have been written since.
+func (b *batch) shorten(m mark) {
+	b.undo, b.done, b.rows = shorten(b.undo, m.undo), shorten(b.done, m.done), shorten(b.rows, min(m.rows, len(b.rows)))
+	b.topics = b.topics[:m.topics]
+}
+
+func shorten[T any](list []T, n int) []T {
 	clear(list[n:])
 	return list[:n]
 }
 
-// end commits the batch, tells who waits for changes, and answers.
-func (w *writer) end() {
-	if w.inTx && w.kept > 0 {
-		if err := w.commit(); err != nil {
-			w.fail(worded(err))
+// fail undoes a batch in memory. Whoever was in it is answered why, but for
+// those whose own error stood on nothing that is now undone.
+func (b *batch) fail(f failure) {
+	b.cut(mark{})
+	b.kept, b.wrote = 0, false
+	for _, r := range b.requests {
+		switch {
+		case r == f.of:
+			r.err = f.err
+		case r.err == nil || !r.onFirm:
+			r.err = f.others()
 		}
 	}
-	if w.kept > 0 {
-		for _, f := range w.done {
-			f()
-		}
-		if w.wrote || len(w.topics) > 0 {
-			w.s.changes.tell(w.topics)
-		}
-		w.logged += commitPages + w.kept
-		w.inTx, w.kept, w.wrote = false, 0, false
-		w.undo, w.done, w.topics = cut(w.undo, 0), cut(w.done, 0), w.topics[:0]
-	}
-	for i, r := range w.batch {
-		r.answer <- r.err
-		w.batch[i] = nil
-	}
-	w.batch = w.batch[:0]
-	w.tendLog()
 }
 
-// commit makes the batch durable.
-func (w *writer) commit() error {
-	if w.beforeCommit != nil {
-		tx := Tx{c: w.c, ctx: context.Background(), w: w}
+// end has the batch at hand written and made durable: by the scribe if it is of
+// several writes none of which has asked the file, or here.
+func (w *writer) end() {
+	b := w.batch
+	if b.kept > 0 && w.beforeCommit != nil {
+		tx := Tx{c: w.c, ctx: context.Background(), w: w, batch: b}
 		if err := tx.call(w.beforeCommit); err != nil {
-			return err
+			w.fall(failure{err: err})
 		}
-		w.wrote = w.wrote || tx.wrote
+		b.wrote = b.wrote || tx.wrote
+	}
+	if w.sends() {
+		w.sent, w.batch = b, w.freshBatch()
+		w.toWrite <- b
+		return
+	}
+	if b.kept > 0 {
+		w.reach()
+	}
+	if b.kept > 0 {
+		if err := w.commit(b); err != nil {
+			w.fall(failure{err: err})
+		}
+	}
+	w.rollBack()
+	w.answer(b)
+	w.putDown()
+}
+
+// commit makes what is written of a batch durable.
+func (w *writer) commit(b *batch) error {
+	if !w.inTx { // writes that changed memory alone
+		return nil
 	}
 	err := w.c.exec("COMMIT")
 	if err == nil {
+		w.inTx = false
+		w.logged += commitPages + b.kept
 		return nil
 	}
 	err = fmt.Errorf("COMMIT: %w", err)
 	if resultCode(err)&0xff == codeIO { // the log may hold it whole, and be replayed should we die before it is overwritten
 		return outcomeUnknown("the disk gave an error while making this write durable").Because(err)
 	}
-	return err
+	return worded(err)
+}
+
+// answer tells who waits for changes of what a batch has made, and then those
+// who wrote.
+func (w *writer) answer(b *batch) {
+	for _, f := range b.done {
+		f()
+	}
+	if b.kept > 0 && (b.wrote || len(b.topics) > 0) {
+		w.s.changes.tell(b.topics)
+	}
+	for _, r := range b.requests {
+		r.answer <- r.err
+	}
+	b.shorten(mark{})
+	clear(b.requests)
+	b.requests, b.kept, b.wrote = b.requests[:0], 0, false
+	if b != w.batch {
+		w.free = append(w.free, b)
+	}
+}
+
+func (w *writer) freshBatch() *batch {
+	n := len(w.free)
+	if n == 0 {
+		return new(batch)
+	}
+	b := w.free[n-1]
+	w.free = w.free[:n-1]
+	return b
 }

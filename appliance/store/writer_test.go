@@ -60,8 +60,8 @@ func together(t *testing.T, s *Store, fns ...func(*Tx) error) []error {
 // gives their answers.
 func atOnce(t *testing.T, s *Store, writes ...func() error) []error {
 	t.Helper()
-	s.writer.takeAll = true
 	letGo := hold(t, s)
+	s.writer.takeAll = true
 	answers := make([]error, len(writes))
 	var wg sync.WaitGroup
 	for i, write := range writes {
@@ -99,7 +99,7 @@ func TestWritesThatWaitShareOneCommit(t *testing.T) {
 func TestABatchLeavesAnEighthOfThoseWhoWait(t *testing.T) {
 	s := openTest(t, Options{})
 	var sizes []int
-	s.BeforeCommit(func(*Tx) error { sizes = append(sizes, len(s.writer.batch)); return nil })
+	s.BeforeCommit(func(*Tx) error { sizes = append(sizes, len(s.writer.batch.requests)); return nil })
 	letGo := hold(t, s) // is the first of its batch
 	var all sync.WaitGroup
 	for i := range 63 {
