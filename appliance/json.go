@@ -4,13 +4,14 @@ import (
 	"slices"
 	"strconv"
 
+	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
 )
 
 // A create writes its reservation twice, in the row and in the answer, and what
-// its events say of it: as much work by reflection as finding it a place. So
-// these write themselves. A test of package api holds them to what the library
-// writes of any value.
+// its events say of it: as much work by reflection as finding it a place. And a
+// list is nothing but writing. So these write themselves. A test of package api
+// holds them to what the library writes of any value.
 
 // JSONAppender is a value that writes itself.
 type JSONAppender interface {
@@ -65,6 +66,78 @@ func (p *Placement) appendJSON(b []byte) []byte {
 	b = p.Amounts.AppendJSON(append(b, `,"amounts":`...))
 	b = strconv.AppendBool(append(b, `,"confirmed":`...), p.Confirmed)
 	return append(b, '}')
+}
+
+// AppendJSON appends the pool as it is shown.
+func (p *Pool) AppendJSON(b []byte) []byte {
+	b = AppendQuoted(append(b, `{"id":`...), p.ID)
+	b = appendText(b, `,"name":`, p.Name)
+	b = AppendQuoted(append(b, `,"ownerTenantId":`...), p.OwnerTenantID)
+	b = AppendQuoted(append(b, `,"siteId":`...), p.SiteID)
+	b = AppendQuoted(append(b, `,"class":`...), string(p.Class))
+	b = AppendQuoted(append(b, `,"gpuModel":`...), p.GPUModel)
+	b = AppendQuoted(append(b, `,"sharing":`...), string(p.Sharing))
+	b = AppendQuoted(append(b, `,"agent":`...), string(p.Agent))
+	b = appendText(b, `,"providerAccountId":`, p.ProviderAccountID)
+	b = p.Policy.appendJSON(append(b, `,"policy":`...))
+	b = strconv.AppendInt(append(b, `,"version":`...), int64(p.Version), 10)
+	b = strconv.AppendBool(append(b, `,"owned":`...), p.Owned)
+	b = strconv.AppendBool(append(b, `,"archived":`...), p.Archived)
+	b = append(b, `,"quotas":[`...)
+	for i := range p.Quotas {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = p.Quotas[i].appendJSON(b)
+	}
+	b = p.CreatedAt.AppendJSON(append(b, `],"createdAt":`...))
+	if p.Rollout != nil { // of one pool alone
+		text, err := json.Marshal(p.Rollout, jsontext.AllowInvalidUTF8(true))
+		if err != nil {
+			panic("appliance: a rollout that JSON cannot hold: " + err.Error())
+		}
+		b = append(append(b, `,"rollout":`...), text...)
+	}
+	return append(b, '}')
+}
+
+// appendJSON appends the policy as it was given, but for white space.
+func (p RawPolicy) appendJSON(b []byte) []byte {
+	if len(p) == 0 {
+		return append(b, "{}"...)
+	}
+	b, err := jsontext.AppendFormat(b, p, jsontext.PreserveRawStrings(true), jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true))
+	if err != nil {
+		panic("appliance: a policy that is no JSON: " + err.Error()) // it was read when it came
+	}
+	return b
+}
+
+func (q *Quota) appendJSON(b []byte) []byte {
+	b = AppendQuoted(append(b, `{"tenantId":`...), q.TenantID)
+	b = AppendQuoted(append(b, `,"poolId":`...), q.PoolID)
+	b = AppendQuoted(append(b, `,"resource":`...), q.Resource)
+	b = strconv.AppendInt(append(b, `,"max":`...), int64(q.Max), 10)
+	b = strconv.AppendInt(append(b, `,"used":`...), int64(q.Used), 10)
+	b = strconv.AppendInt(append(b, `,"available":`...), int64(q.Available), 10)
+	return append(b, '}')
+}
+
+// AppendPage appends the page as JSON if its items write themselves, and tells
+// whether they do.
+func (l *List[T]) AppendPage(b []byte) ([]byte, bool) {
+	if _, ok := any(new(T)).(JSONAppender); !ok {
+		return b, false
+	}
+	b = append(b, `{"items":[`...)
+	for i := range l.Items {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = any(&l.Items[i]).(JSONAppender).AppendJSON(b)
+	}
+	b = appendText(append(b, ']'), `,"nextCursor":`, l.NextCursor)
+	return append(b, '}'), true
 }
 
 // AppendJSON appends the amounts as an object, in order of name.

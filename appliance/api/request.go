@@ -11,6 +11,7 @@ import (
 	"sync"
 
 	"github.com/bettercompute/bc/appliance"
+	"github.com/go-json-experiment/json"
 )
 
 // MaxBody is the largest request body, in bytes.
@@ -76,6 +77,21 @@ func (b *buffer) free() {
 func (b *buffer) Write(p []byte) (int, error) {
 	b.b = append(b.b, p...)
 	return len(p), nil
+}
+
+// put appends what v points to as JSON.
+func (b *buffer) put(v any) error {
+	switch v := v.(type) {
+	case appliance.JSONAppender:
+		b.b = v.AppendJSON(b.b)
+		return nil
+	case interface{ AppendPage([]byte) ([]byte, bool) }:
+		if text, ok := v.AppendPage(b.b); ok {
+			b.b = text
+			return nil
+		}
+	}
+	return json.MarshalWrite(b, v, answers)
 }
 
 // body reads the request's body into buf, refusing what is no JSON by its

@@ -109,9 +109,7 @@ func register[I, O any](s *Server, m *method, strict bool, h func(context.Contex
 			return err
 		}
 		buf.b = buf.b[:0]
-		if a, ok := any(&out).(appliance.JSONAppender); ok {
-			buf.b = a.AppendJSON(buf.b)
-		} else if err := json.MarshalWrite(buf, out, answers); err != nil {
+		if err := buf.put(&out); err != nil {
 			return fmt.Errorf("write the answer of %s: %w", m.name, err)
 		}
 		x.write(buf.b)
