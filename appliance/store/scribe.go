@@ -33,11 +33,11 @@ func (f failure) others() error {
 	return errFellWith
 }
 
-// Later has a function write rows: in a checked write when the batch is written,
-// which may be on another goroutine while the next writes are decided, and else at
-// once. It works with the Tx that it is given, must not touch memory that writes
-// change, and calls none of Undo, Done, Touch and Later. What asks the file after it, in
-// this write or in one after it, sees its rows.
+// Later has a function write rows: at once, or in a checked write when the batch
+// is written, which may be on another goroutine while the next writes are decided.
+// It works with the Tx that it is given, must not touch memory that writes change,
+// and calls none of Undo, Done, Touch and Later. Whoever asks the file after it,
+// in this write or a later one, sees its rows.
 func (tx *Tx) Later(write func(*Tx) error) error {
 	if tx.w.holds {
 		return write(tx)

@@ -113,9 +113,10 @@ func (s *Store) Write(ctx context.Context, fn func(*Tx) error) error { return s.
 
 // WriteChecked is Write for a function that has checked whatever could refuse it
 // before it changes its first row: it needs no savepoint, which would copy each
-// page that it changes. Should it fail after that all the same (it has a fault, or the disk
-// has), then what shares its transaction falls with it, and is answered
-// Unavailable with the reason NotStarted.
+// page that it changes, and what it leaves to [Tx.Later] may be written while the
+// next are decided. Should it fail after its first row all the same (it has a
+// fault, or the disk has), then what shares its transaction or stands on it falls
+// with it, and is answered Unavailable with the reason NotStarted.
 func (s *Store) WriteChecked(ctx context.Context, fn func(*Tx) error) error {
 	return s.write(ctx, fn, true)
 }
