@@ -55,9 +55,8 @@ func (w *writer) scribe() {
 		if f.err == nil {
 			f.err = w.commit(b)
 		}
-		if f.err != nil && w.inTx {
-			_ = w.c.exec("ROLLBACK")
-			w.inTx = false
+		if f.err != nil {
+			w.rollBack()
 		}
 		w.written <- f
 		w.tendLog()
@@ -104,9 +103,20 @@ func (w *writer) settle(f failure) {
 	w.answer(b)
 }
 
-// putDown gives the pen back, between two transactions.
+// pickUp takes the pen, and writes what was left for later. It tells whether that
+// could be written; broken says why not.
+func (w *writer) pickUp() bool {
+	w.pen.Lock()
+	w.holds = true
+	w.broken = w.put(w.batch)
+	return w.broken.err == nil
+}
+
+// putDown gives the pen back, if the loop has it, and ends a transaction in which
+// nothing is to be kept.
 func (w *writer) putDown() {
 	if w.holds {
+		w.rollBack()
 		w.tendLog()
 		w.holds = false
 		w.pen.Unlock()
@@ -129,9 +139,7 @@ func (w *writer) reach() {
 	for w.sent != nil {
 		w.settle(<-w.written)
 	}
-	w.pen.Lock()
-	w.holds = true
-	if w.broken = w.put(w.batch); w.broken.err != nil {
+	if !w.pickUp() {
 		w.fall(failure{})
 	}
 }
@@ -147,9 +155,7 @@ func (tx *Tx) reach() error {
 		if w.early != nil && w.early.err != nil {
 			return errFellWith
 		}
-		w.pen.Lock()
-		w.holds = true
-		if w.broken = w.put(tx.batch); w.broken.err != nil {
+		if !w.pickUp() {
 			return errFellWith
 		}
 	}

@@ -30,7 +30,6 @@ func withScribe(t *testing.T, s *Store, first func(*Tx) error, others ...func(*T
 	t.Helper()
 	began, release := make(chan struct{}), make(chan struct{})
 	fns := append([]func(*Tx) error{func(tx *Tx) error {
-		tx.Undo(func() {}) // as what is left for later has one
 		return tx.Later(func(tx *Tx) error {
 			close(began)
 			<-release

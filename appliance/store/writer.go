@@ -339,7 +339,6 @@ func (w *writer) takeBack(r *request, before mark, tx *Tx) {
 	b := w.batch
 	switch {
 	case b.kept == 0: // nothing else is in the transaction
-		w.rollBack()
 		w.putDown()
 		b.cut(before)
 	case !w.holds, r.checked && !tx.wrote && tx.fatal == nil: // nothing of it is
@@ -371,13 +370,16 @@ func (w *writer) fall(f failure) {
 	if w.broken.err != nil {
 		f, w.broken = w.broken, failure{}
 	}
-	w.rollBack()
+	if w.holds {
+		w.rollBack()
+	}
 	w.batch.fail(f)
 }
 
-// rollBack ends the transaction, if the loop has one, without a trace in the file.
+// rollBack ends the transaction, if there is one, without a trace in the file. It
+// is for whoever has the pen.
 func (w *writer) rollBack() {
-	if w.holds && w.inTx {
+	if w.inTx {
 		_ = w.c.exec("ROLLBACK") // it fails only if SQLite has rolled back already; see begin
 		w.inTx = false
 	}
@@ -446,7 +448,6 @@ func (w *writer) end() {
 			w.fall(failure{err: err})
 		}
 	}
-	w.rollBack()
 	w.answer(b)
 	w.putDown()
 }
